@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share, psi
-from monitoring.reports import evidently_psi, write_report
+from monitoring.reports import evidently_psi, show_numbers, write_report
 from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
+    DAY,
     WEEK,
     Embeddings,
     EventFrames,
@@ -48,7 +49,6 @@ log = logging.getLogger(__name__)
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
 LOOK_BACK = 28  # spans of seven days, a day apart, in which a verdict looks for the beginning of a drift
-DAY = timedelta(days=1)
 PLACES = ("department", "store_id")
 # A window -> its tables beside those of the reference, and on how many days it has baskets or requests.
 TablesOf = Callable[[Window], tuple[list[TablePair], int]]
@@ -174,9 +174,7 @@ def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[s
     """
     columns = json.loads((drift / VERDICT).read_bytes())["columns"]
     measured = {f"psi.{one['name']}": one["psi"] for one in columns if one["psi"] is not None}
-    for name, value in measured.items():
-        numbers.log_metric(name, value)
-    Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
+    show_numbers(measured, numbers)
     shutil.copyfile(drift / REPORT, page.path)
     return report
 

@@ -10,7 +10,6 @@ pushes an item buys little else, or pays for that, too.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ import pandas as pd
 from scipy.special import betainc
 
 from feature_repo.events import read_dataset
+from monitoring.reports import show_numbers
+from monitoring.windows import WEEK
 
 FALSE_ALARMS = 0.001  # of a window in which nothing changed, over all of its items
 WINDOWS, LEAST_WINDOWS = 8, 4  # before the last one
@@ -86,13 +87,12 @@ def show_jumps(dataset: Path, numbers: Any, page: Path) -> int:
     """
     events = read_dataset(dataset).events
     bought = events[events["event_type"] == "purchase"].rename(columns={"basket_id": "unit"})
-    jumps = find_jumps(bought, bought["at"].max(), pd.Timedelta(days=7), SMALL)
+    jumps = find_jumps(bought, bought["at"].max(), WEEK, SMALL)
     rows = [f"| {jump.item_id} | {jump.before:.2%} | {jump.now:.2%} |" for jump in jumps or ()]
     head = ["| item | share of baskets before | now |", "|---|---|---|"]
     text = "\n".join(head + rows) if rows else "No item jumped."
     page.write_text("There are too few baskets to know." if jumps is None else text, encoding="utf-8")
-    numbers.log_metric("items_raised", len(rows))
-    Path(numbers.path).write_text(json.dumps({"items_raised": len(rows)}), encoding="utf-8")
+    show_numbers({"items_raised": len(rows)}, numbers)
     return len(rows)
 
 

@@ -8,7 +8,6 @@ expensive than it is.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +19,10 @@ import numpy as np
 import pandas as pd
 
 from feature_repo.events import read_dataset
+from monitoring.reports import show_numbers
 from monitoring.sessions import make_sessions
 from monitoring.verdict import DriftVerdict, Status
-from monitoring.windows import Window
+from monitoring.windows import DAY, Window
 from serving.prediction_log import read_log
 from serving.schemas import RUNGS
 
@@ -30,7 +30,6 @@ CUTS = ("rung", "bundle_id", "store_id", "profile")
 LEAST_SESSIONS = 200  # complete ones; with fewer, a figure is chance
 SALES_LOST_PER_100_MS = 0.01
 KPI_HOURS = 24.0  # the window whose figures are compared with the weeks before
-DAY = timedelta(days=1)
 WEEKS_BEFORE = 8  # a drop is measured against the same hours of so many weeks
 DROP = 0.05  # a smaller drop needs no action
 T_LIMIT = 4.785  # Student's t, 7 degrees of freedom: a figure seems to drop by chance once in 1,000 windows
@@ -246,10 +245,7 @@ def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
             why = f"the last session began at {last:%Y-%m-%d %H:%M}, purchases end at {end:%Y-%m-%d %H:%M}"
         elif len(sessions):
             drops, why = fit_drops(sessions, min(end, last), KPI_HOURS), "too few sessions"
-    shown = {f"change.{drop.figure}": drop.change for drop in drops}
-    for name, change in shown.items():
-        numbers.log_metric(name, change)
-    Path(numbers.path).write_text(json.dumps(shown), encoding="utf-8")
+    show_numbers({f"change.{drop.figure}": drop.change for drop in drops}, numbers)
     verdict = concept_drift(drops, Window())
     if verdict is None:
         return {"status": "insufficient_data", "reason": f"labels: {why}"}

@@ -11,8 +11,9 @@ agree to rounding (a test checks it).
 from __future__ import annotations
 
 import io
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -53,6 +54,13 @@ def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
     ours = _page(verdict)
     page = charts.replace("<body>", f"<body>{ours}", 1) if "<body>" in charts else _alone(ours)
     write_file(path, page.encode())
+
+
+def show_numbers(measured: Mapping[str, float], numbers: Any) -> None:
+    """Write figures into `numbers`, KFP's artifact `Metrics`, and as JSON into its file."""
+    for name, value in measured.items():
+        numbers.log_metric(name, value)
+    Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
 
 
 def draw_weeks(

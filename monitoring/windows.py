@@ -23,6 +23,7 @@ from serving.prediction_log import feature_names, feature_rows
 from serving.release.bundle import read_manifest
 from serving.stages.item_index import read_faiss
 
+DAY = timedelta(days=1)
 WEEK = timedelta(days=7)  # the window that a check looks at
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)

@@ -15,6 +15,11 @@ NAME_SERVICE = re.compile(r"(?:sin|sin6)_port=htons\(53\)")
 ADDRESS = re.compile(r'inet_(?:addr\(|pton\(AF_INET6, )"(?:::ffff:)?([^"]+)"')
 
 
+def unguarded() -> dict[str, str]:
+    """The environment without the guard of connections, which PYTHONPATH gives to each Python."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def watched(log: Path) -> list[str]:
     """The words before a command that write its connections and datagrams to a log."""
     return [

@@ -157,11 +157,12 @@ class Observer:
             logs = Path(log_of(found))
         if not (logs / SHADOW).is_dir():
             return None
-        shadow = read_log(logs / SHADOW)
+        shadow = read_log(logs / SHADOW, features=False)
         shadow = shadow.filter(pc.equal(shadow["bundle_id"], record.bundle_id))
         if not len(shadow):
             return None
-        stable = read_log(logs, shadow["answered_at"][0].as_py() - timedelta(seconds=1))
+        since = shadow["answered_at"][0].as_py() - timedelta(seconds=1)
+        stable = read_log(logs, since, features=False)
         lists = [
             dict(zip(table["request_id"].to_pylist(), table["item_ids"].to_pylist(), strict=True))
             for table in (stable, shadow)

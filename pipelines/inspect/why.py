@@ -208,7 +208,7 @@ def logged_answer(log: Path, request_id: str) -> dict[str, Any]:
     """
     from serving.prediction_log import read_log
 
-    table = read_log(log).drop_columns(["features", "stage_ms"])
+    table = read_log(log, features=False).drop_columns(["features", "stage_ms"])
     found = table.filter(np.array([one == request_id for one in table["request_id"].to_pylist()], bool))
     if not len(found):
         raise NotLogged(

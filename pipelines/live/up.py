@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -116,14 +116,15 @@ def parts_of(
         )
     )
     # Beside a release, which is judged by its latency, nothing else shall take the processor.
-    watch = [_watch(home, env)] if settings.log and not wanted.slots else []
+    watch = _watch(home, env) if settings.log and not wanted.slots else None
     # A gateway shows the counters of either slot in turn, which are no series.
     if wanted.programs and not wanted.slots:
         parts += _monitors(wanted.programs, settings, env, watch)
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
-        parts += watch
+    if watch:
+        parts.append(watch)
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))
         command += ["--from", wanted.since or champion.cut, "--endpoint", url]
@@ -144,15 +145,13 @@ def _watch(home: str, env: dict[str, str]) -> Part:
     return Part("watch", command, env, page, lambda started: answers(page), ready_s=120)
 
 
-def _monitors(
-    programs: Programs, settings: Settings, env: dict[str, str], watch: Sequence[Part]
-) -> list[Part]:
+def _monitors(programs: Programs, settings: Settings, env: dict[str, str], watch: Part | None) -> list[Part]:
     """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
     alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
     folder = settings.home / "up" / "monitors"
     target = settings.metrics_address or f"{settings.host}:{settings.http_port}"
-    watched = [urlsplit(part.address).netloc for part in watch]
-    configure(folder, target, alertmanager, watch="".join(watched))
+    watched = urlsplit(watch.address).netloc if watch else ""
+    configure(folder, target, alertmanager, watch=watched)
     commands = monitor_commands(programs, folder, prometheus, alertmanager)
     urls = {"alertmanager": f"http://{alertmanager}", "prometheus": f"http://{prometheus}"}
     return [

@@ -21,7 +21,7 @@ from monitoring.gauges import WatchGauges
 from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
 from monitoring.kpi import KPI_HOURS, concept_drift
 from monitoring.verdict import DriftVerdict
-from monitoring.windows import WEEK, Window
+from monitoring.windows import DAY, WEEK, Window
 from pipelines.inspect.earnings import read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
 from serving.prediction_log import read_log
@@ -31,7 +31,6 @@ from serving.settings import Settings
 log = logging.getLogger(__name__)
 
 REST = WEEK  # between two retrainings: until then a window holds older answers, too
-DAY = timedelta(days=1)
 NAMED = 5  # items of a line
 # Starts a retraining for a verdict, and returns what became of it.
 Retrain = Callable[[DriftVerdict], dict[str, Any]]
@@ -166,7 +165,7 @@ def _purchases(settings: Settings) -> DriftVerdict:
 def _answered_jumps(settings: Settings) -> list[Jump] | None:
     """Compare the items of a day's lists with the days before; another bundle shows other items."""
     now, champion = datetime.now(UTC), read_champion(settings.home)
-    answers = read_log(settings.prediction_log_dir, now - (WINDOWS + 1) * DAY)
+    answers = read_log(settings.prediction_log_dir, now - (WINDOWS + 1) * DAY, features=False)
     answers = answers.filter(pc.equal(answers["bundle_id"], champion.bundle_id))
     row = pc.list_parent_indices(answers["item_ids"])
     items, at = pc.list_flatten(answers["item_ids"]).dictionary_encode(), answers["answered_at"].take(row)

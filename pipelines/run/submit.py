@@ -166,11 +166,8 @@ def repeat_training(host: str, experiment: str, namespace: str = "", token: str 
         ApiRefused: the API wants credentials or refuses the run.
     """
     host = _root(host)
-    ask_health(host, token)
-    with _api(host):
-        client = _client(host, namespace, token)
-        home = client.create_experiment(experiment, namespace=namespace or None)
-        for run in _trainings(client, home.experiment_id):
+    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
+        for run in _trainings(client, experiment_id):
             if run.state not in ENDED:
                 raise NotRepeated(f"run {run.run_id} trains already: {_page_of(host, run.run_id)}")
             if run.state == "SUCCEEDED":
@@ -183,10 +180,19 @@ def repeat_training(host: str, experiment: str, namespace: str = "", token: str 
         arguments = {**run.runtime_config.parameters, CUT: ""}
         name = f"retraining {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         again = client.run_pipeline(
-            home.experiment_id, name, None, arguments, made_by.pipeline_id, made_by.pipeline_version_id
+            experiment_id, name, None, arguments, made_by.pipeline_id, made_by.pipeline_version_id
         )
     ids = (made_by.pipeline_id, made_by.pipeline_version_id)
     return Submitted(again.run_id, _page_of(host, again.run_id), *ids, again.state or "PENDING")
+
+
+@contextlib.contextmanager
+def _experiment(host: str, experiment: str, namespace: str, token: str) -> Iterator[tuple[Any, str]]:
+    """Yield a client and the experiment's id; inside the block, the client's errors are ours."""
+    ask_health(host, token)
+    with _api(host):
+        client = _client(host, namespace, token)
+        yield client, client.create_experiment(experiment, namespace=namespace or None).experiment_id
 
 
 def _trainings(client: Any, experiment_id: str) -> Iterator[Any]:
@@ -308,12 +314,8 @@ def training_since(host: str, experiment: str, namespace: str, token: str, run_i
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials.
     """
-    host = _root(host)
-    ask_health(host, token)
-    with _api(host):
-        client = _client(host, namespace, token)
-        home = client.create_experiment(experiment, namespace=namespace or None)
-        for run in _trainings(client, home.experiment_id):
+    with _experiment(_root(host), experiment, namespace, token) as (client, experiment_id):
+        for run in _trainings(client, experiment_id):
             if run.state in ("SUCCEEDED", "FAILED"):
                 return bool(run.state == "SUCCEEDED")
             if run.run_id == run_id:

@@ -39,10 +39,7 @@ def prepare(root: Path, bundle: Path | None) -> None:
     mount("--bind", root, root)
     mount("-t", "tmpfs", "tmpfs", root / "mnt")
     (root / "mnt" / "models").mkdir()
-    if bundle is not None:
-        mount("--bind", bundle, root / "mnt" / "models")
-    else:
-        mount("--bind", root / "mnt" / "models", root / "mnt" / "models")
+    mount("--bind", bundle or root / "mnt" / "models", root / "mnt" / "models")
     mount("-t", "tmpfs", "-o", "mode=1777,size=256m", "tmpfs", root / "tmp")
     mount("--rbind", "/dev", root / "dev")
     mount("-t", "proc", "proc", root / "proc")

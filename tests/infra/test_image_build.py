@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from serving.release.bundle import read_manifest
+from tests.programs import unguarded
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -69,9 +70,9 @@ class Builder:
 
     def build(self, image: str, bases: dict[str, str]) -> None:
         """Have `make image` build an image, with wheels that are fetched before."""
-        wheels, own = self.place / f"wheels-{image}", image == "pipeline"
+        wheels = self.place / f"wheels-{image}"
         fetch(wheels, "--require-hashes", "-r", ROOT / "requirements" / f"{image}.lock")
-        if own:
+        if image == "pipeline":
             fetch(wheels, "-r", ROOT / "requirements" / "torch.txt")
             fetch(wheels, "setuptools", "wheel")  # some packages of Kubeflow have no wheel
         arguments = {**bases, "PIP_ARGS": "'--no-index --find-links /wheels'"}
@@ -115,11 +116,9 @@ class Builder:
 
 def fetch(wheels: Path, *what: str | Path) -> None:
     """Fetch wheels for the image's Python, which need not be this one."""
-    # Without the guard of connections, which PYTHONPATH gives to each Python.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels)]
     command += ["--python-version", "3.11", *map(str, what)]
-    fetched = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    fetched = subprocess.run(command, env=unguarded(), capture_output=True, text=True, check=False)
     if fetched.returncode:
         pytest.skip(f"{MISSING}: the wheels of the lock are not to be had ({fetched.stderr[-200:]})")
 

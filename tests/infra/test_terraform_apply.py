@@ -10,14 +10,14 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipelines.live.ports import free_port
+from pipelines.live.ports import answers, free_port
 from tests.infra.test_terraform import TERRAFORM, initialised, terraform
+from tests.programs import unguarded
 
 __all__ = ["initialised"]  # a fixture
 pytestmark = pytest.mark.slow
@@ -32,8 +32,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a double of AWS, to which terraform and its provider are sent."""
     if "APPLY_TERRAFORM" not in os.environ:
         pytest.skip("no double of AWS here: `make infra` has one, which sets APPLY_TERRAFORM")
-    # Without the guard of connections, which PYTHONPATH gives to each Python.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env = unguarded()
     programs = tmp_path / "moto" / "bin"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "moto")], env=env, check=True)
     command = [str(programs / "pip"), "install", "-q", "--disable-pip-version-check", MOTO]
@@ -50,7 +49,7 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     try:
         until = time.monotonic() + START_S
-        while not _listens(f"{url}/moto-api/"):
+        while answers(f"{url}/moto-api/"):
             assert server.poll() is None, (tmp_path / "moto.log").read_text()
             assert time.monotonic() < until
             time.sleep(0.2)
@@ -58,14 +57,6 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
-
-
-def _listens(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 def test_buckets_roles_images_and_keys_are_applied_and_stay_as_applied(initialised: Path, aws: str) -> None:
