@@ -315,7 +315,7 @@ def drill(
     _require_instruments("pipelines.drills")
     from pipelines.drills.catalogue import DRILLS, choose_drills
     from pipelines.drills.report import list_table
-    from pipelines.drills.run import run_drills
+    from pipelines.drills.run import ALERTS, REPORT, run_drills
     from pipelines.drills.system import SHORT
     from pipelines.live.monitors import INSTALL, monitor_programs
 
@@ -337,7 +337,8 @@ def drill(
     bundle = _bundle(Context(home, context.output))
     offline_store, effort = home / "offline_store", SHORT if short else None
     result = run_drills(drills, bundle, offline_store, _requests(bundle), out, effort, programs=programs)
-    context.answer(result, (out / "drills.md").read_text(encoding="utf-8"))
+    report = out / f"{ALERTS if with_alerts else REPORT}.md"
+    context.answer(result, report.read_text(encoding="utf-8"))
     if not result["passed"]:
         click.get_current_context().exit(1)
 

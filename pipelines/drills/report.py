@@ -85,34 +85,37 @@ def page_rows(drills: Mapping[str, Any]) -> list[str]:
     return table(head, rows)
 
 
-def alerts_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the pages of drills with alerts as Markdown: one or more results of `run_drills`."""
-    pages = [page for result in results for drill in result["drills"].values() for page in drill["pages"]]
+def alerts_table(result: Mapping[str, Any]) -> str:
+    """Return the pages of drills with alerts as Markdown."""
+    machine, effort = result["machine"], result["effort"]
+    lines = [
+        f"# Alerts of drills on bundle {result['bundle_id']}",
+        "",
+        alerts_verdict(result["drills"]),
+        "",
+        f"Each fault lasts {effort['during_s']:g} s or more, and Prometheus watched {effort['history_s']:g} s "
+        f"before the first. All processes share {machine['cores']} cores of {machine['cpu']}. Commit "
+        f"{result['commit']}, {result['measured_at']}{busy_line(result)}.",
+        "",
+        *(f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()),
+        *page_rows(result["drills"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def alerts_verdict(drills: Mapping[str, Any]) -> str:
+    """Return how many pages came, in time and rightly."""
+    pages = [page for drill in drills.values() for page in drill["pages"]]
     due = [page for page in pages if page["expected"]]
     came = [page for page in due if page["paged_s"] is not None]
     soon = sum(page["paged_s"] <= PAGE_S for page in came)
     over = sum(page["resolved_s"] is not None and page["resolved_s"] <= RESOLVED_S for page in due)
     wrong = sum(len(page["wrong"]) for page in pages)
-    lines = [
-        "# Alerts of drills",
-        "",
+    return (
         f"{len(pages)} faults, {len(due)} of which must page: {len(came)} right pages came, {soon} of them "
-        f"within {PAGE_S:g} s. {over} ended within {RESOLVED_S:g} s of the repair. Wrong pages: {wrong}.",
-        "",
-    ]
-    for result in results:
-        machine = result["machine"]
-        lines += [
-            f"Bundle {result['bundle_id']}, {machine['cores']} cores of {machine['cpu']}, commit "
-            f"{result['commit']}, {result['measured_at']}{busy_line(result)}. Each fault lasts "
-            f"{result['effort']['during_s']:g} s or more; Prometheus watched "
-            f"{result['effort']['history_s']:g} s before the first.",
-            "",
-            *page_rows(result["drills"]),
-            "",
-            *(f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()),
-        ]
-    return "\n".join(lines)
+        f"within {PAGE_S:g} s. {over} ended within {RESOLVED_S:g} s of the repair. Wrong pages: {wrong}."
+    )
 
 
 def _verdict(result: Mapping[str, Any]) -> str:

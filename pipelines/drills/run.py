@@ -28,7 +28,7 @@ from pipelines.drills.catalogue import Drill
 from pipelines.drills.crowds import WARM_UP
 from pipelines.drills.faults import Notes
 from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
-from pipelines.drills.report import draw_dashboards, draw_drills, drill_table
+from pipelines.drills.report import alerts_table, draw_dashboards, draw_drills, drill_table
 from pipelines.drills.system import (
     SERVER,
     DrillEffort,
@@ -45,6 +45,7 @@ from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
 
+REPORT, ALERTS = "drills", "alerts"  # names of the files, without and with alerts
 LONGEST_S = 1_800.0  # of a drill: it is stopped earlier
 HEALTHY = 10  # whole answers, one after the other: the system is healthy
 SETTLING_S = 30.0  # for a system to be healthy after the previous drill
@@ -63,6 +64,8 @@ def run_drills(
     programs: Programs | None = None,
 ) -> dict[str, Any]:
     """Carry drills out and write `drills.json`, `drills.md` and `drills.png`; return the content of the JSON.
+
+    With alerts the files are `alerts.json`, `alerts.md` and a picture of each dashboard.
 
     Args:
         drills: of `choose_drills`.
@@ -125,9 +128,11 @@ def run_drills(
         "broken_off": broken_off,
         "passed": not broken_off and all(one["passed"] for one in found.values()),
     }
-    result = write_report(out_dir, "drills", figures, drill_table, before)
+    if programs:
+        return write_report(out_dir, ALERTS, figures, alerts_table, before)
+    result = write_report(out_dir, REPORT, figures, drill_table, before)
     if seen:
-        draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / "drills.png")
+        draw_drills(result, {name: seen[name] for name in result["drills"]}, out_dir / f"{REPORT}.png")
     return result
 
 

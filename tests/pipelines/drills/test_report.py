@@ -107,7 +107,7 @@ def test_pages_are_counted_and_shown_with_the_misses() -> None:
     ]
     found = result() | {"broken_off": {}, "effort": {"during_s": 75.0, "history_s": 130.0}}
     found["drills"] = {"one": {"pages": pages}}
-    text = alerts_table([found])
+    text = alerts_table(found)
     assert "3 faults, 2 of which must page: 2 right pages came, 1 of them within 60 s" in text
     assert "1 ended within 300 s of the repair. Wrong pages: 1." in text
     assert "| `one` | killed | A | 44 | 250 | none | T |" in text

@@ -212,7 +212,7 @@ def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         given["programs"] = programs
         out = arguments[3]
         out.mkdir(parents=True, exist_ok=True)
-        (out / "drills.md").write_text("a table")
+        (out / ("alerts.md" if programs else "drills.md")).write_text("a table")
         return {"passed": given["passed"]}
 
     monkeypatch.setattr("pipelines.drills.run.run_drills", run)
@@ -287,7 +287,7 @@ def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Pa
         "until the page is resolved",
         "wrong pages",
     }
-    assert "| must page |" in (tmp_path / "drills.md").read_text()
+    assert "| must page |" in (tmp_path / "alerts.md").read_text()
     pictures = {file.name for file in tmp_path.glob("dashboard-*.png")}
     assert pictures == {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
 
