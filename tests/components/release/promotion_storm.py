@@ -1,6 +1,6 @@
 """A home and its registry -> promotions that are killed, or that compete.
 
-Arguments: HOME, `kill` or `compete`, ROUNDS.
+Arguments: HOME, `kill` and how many kills, or `compete` and how many rounds.
 
 Each act runs in a fork of this process, which has imported everything and opened nothing.
 """
@@ -79,13 +79,13 @@ def state(home: Path) -> dict[str, Any]:
     return found
 
 
-def kill(home: Path, rounds: int) -> None:
-    """Kill a promotion at a random point, look, and complete it."""
+def kill(home: Path, kills: int) -> None:
+    """Kill a promotion at a random point, look, and complete it; repeat what ended before its kill."""
     began = time.monotonic()
     assert end(fork(lambda: promote(home, "2"))) == 0
-    took, killed = time.monotonic() - began, 0
-    for number in range(rounds):
-        target, other = ("1", "2") if number % 2 == 0 else ("2", "1")
+    took, killed, rounds = time.monotonic() - began, 0, 0
+    while killed < kills:
+        target, other = ("1", "2") if rounds % 2 == 0 else ("2", "1")
         child = fork(partial(promote, home, target))
         time.sleep(random.uniform(0, took))
         os.kill(child, signal.SIGKILL)
@@ -97,7 +97,8 @@ def kill(home: Path, rounds: int) -> None:
         assert end(fork(partial(promote, home, target))) in {0, NO_LINE}
         after = state(home)
         assert after["alias"] == after["pointer"] == after["last"] == target, after
-        assert after["lines"] == number + 3, after  # the two before, and one of each round
+        rounds += 1
+        assert after["lines"] == rounds + 2, after  # the two before, and one of each round
     sys.stdout.write(json.dumps({"rounds": rounds, "killed": killed}) + "\n")
 
 
