@@ -1,7 +1,7 @@
-"""Objects of a small cluster behind the Kubernetes API: the part of it that kubectl and a release use.
+"""Objects of a small cluster behind the Kubernetes API: the calls of it that a release makes.
 
-It plays the API server alone: objects, resource versions, merge patches, server-side apply and watches. There
-are no schemas, no field owners and no rights. Whoever plays a controller follows the writes by `watch`.
+It plays the API server alone: get, list, create and merge patches, with resource versions. There are no
+schemas and no rights. A controller runs in this process and follows the writes by `watch`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import queue
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,16 +19,12 @@ Document = dict[str, Any]
 Key = tuple[str, str, str]  # plural, namespace, name
 KINDS = {
     ("v1", "pods"): "Pod",
-    ("v1", "services"): "Service",
-    ("v1", "configmaps"): "ConfigMap",
     ("apps/v1", "deployments"): "Deployment",
     ("batch/v1", "cronjobs"): "CronJob",
     ("batch/v1", "jobs"): "Job",
     ("gateway.networking.k8s.io/v1", "httproutes"): "HTTPRoute",
     ("serving.kserve.io/v1beta1", "inferenceservices"): "InferenceService",
 }
-_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-_APPLY = "application/apply-patch+yaml"
 
 
 class Refused(Exception):
@@ -93,14 +88,19 @@ class Objects:
         with self._lock:
             return self.write(key, merged(self.get(key), changes), expected)
 
-    def delete(self, key: Key) -> Document:
+    def create(self, key: Key, document: Document) -> Document:
+        """Create an object; there must be none of its name."""
+        with self._lock:
+            if key in self._objects:
+                raise Refused(409, "AlreadyExists", f'{key[0]} "{key[2]}" already exists')
+            return self.write(key, document)
+
+    def delete(self, key: Key) -> None:
         """Remove an object."""
         with self._lock:
-            gone = self.get(key)
             self._tell("DELETED", key)
             del self._objects[key]
             self._version += 1
-            return gone
 
     def watch(self, plural: str) -> queue.SimpleQueue[tuple[str, Document]]:
         """Return a queue of the changes of a kind from now on: ADDED, MODIFIED or DELETED, and the object."""
@@ -108,11 +108,6 @@ class Objects:
         with self._lock:
             self._watchers.append((plural, changes))
         return changes
-
-    def unwatch(self, changes: queue.SimpleQueue[tuple[str, Document]]) -> None:
-        """End a watch."""
-        with self._lock:
-            self._watchers = [one for one in self._watchers if one[1] is not changes]
 
     @property
     def version(self) -> str:
@@ -138,82 +133,33 @@ def merged(document: Any, changes: Any) -> Any:
     return result
 
 
-def answer(
-    objects: Objects, method: str, url: str, body: bytes, content_type: str = ""
-) -> tuple[int, Document]:
-    """Return status and document of a call; a watch is not among them."""
+def answer(objects: Objects, method: str, url: str, body: bytes) -> tuple[int, Document]:
+    """Return status and document of a call."""
     split = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(split.query).items()}
     try:
-        return 200, _routed(objects, method, split.path, query, body, content_type)
+        return 200, _routed(objects, method, split.path, query, body)
     except Refused as refused:
         status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": str(refused)}
         return refused.status, {**status, "reason": refused.reason, "code": refused.status}
 
 
-def _routed(
-    objects: Objects, method: str, path: str, query: dict[str, str], body: bytes, content_type: str
-) -> Document:
-    words = path.strip("/").split("/")
-    if (found := _discovery(words)) is not None:
-        return found
-    api, plural, namespace, name = _place(words)
+def _routed(objects: Objects, method: str, path: str, query: dict[str, str], body: bytes) -> Document:
+    api, plural, namespace, name = _place(path.strip("/").split("/"))
     kind = KINDS[api, plural]
-    if method == "GET" and not name:
-        if query.get("sendInitialEvents") == "true":
-            raise Refused(422, "Invalid", "sendInitialEvents is not known here")
-        items = [one for one in objects.list(plural, namespace) if _selected(one, query)]
-        version = {"resourceVersion": objects.version}
-        return {"kind": f"{kind}List", "apiVersion": api, "metadata": version, "items": items}
-    given: Document = _parsed(body, content_type) if body else {}
-    key = (plural, namespace, name or given.get("metadata", {}).get("name", ""))
+    if method == "GET" and name:
+        return objects.get((plural, namespace, name))
     if method == "GET":
-        return objects.get(key)
-    if method == "DELETE":
-        return objects.delete(key)
-    head = {"apiVersion": api, "kind": kind}
-    return _written(objects, method, key, head, query, given, content_type.startswith(_APPLY))
-
-
-def _written(
-    objects: Objects,
-    method: str,
-    key: tuple[str, str, str],
-    head: Document,
-    query: dict[str, str],
-    given: Document,
-    is_apply: bool,
-) -> Document:
-    plural, namespace, name = key
-    expected = given.get("metadata", {}).get("resourceVersion", "")
-    exists = any(one["metadata"]["name"] == name for one in objects.list(plural, namespace))
-    dry = "dryRun" in query
+        items = [one for one in objects.list(plural, namespace) if _selected(one, query)]
+        return {"kind": f"{kind}List", "apiVersion": api, "items": items}
+    given: Document = json.loads(body)
+    if method == "PATCH":
+        expected = given.get("metadata", {}).get("resourceVersion", "")
+        return objects.merge((plural, namespace, name), given, expected)
     if method == "POST":
-        if exists:
-            raise Refused(409, "AlreadyExists", f'{plural} "{name}" already exists')
-        after = given
-    elif method == "PUT":
-        objects.get(key)
-        after = given
-    elif method == "PATCH":
-        if is_apply and "fieldManager" not in query:
-            raise Refused(400, "BadRequest", "an apply needs a fieldManager")
-        before = objects.get(key) if exists or not is_apply else {}
-        if not dry and exists:  # in one step: no other write comes between
-            return objects.merge(key, given, expected)
-        after = merged(before, given)
-    else:
-        raise Refused(405, "MethodNotAllowed", f"{method} is not allowed here")
-    after = {**head, **after}
-    return after if dry else objects.write(key, after, expected)
-
-
-def _parsed(body: bytes, content_type: str) -> Document:
-    if content_type.startswith(_APPLY):
-        import yaml
-
-        return dict(yaml.safe_load(body))
-    return dict(json.loads(body))
+        head = {"apiVersion": api, "kind": kind}
+        return objects.create((plural, namespace, given["metadata"]["name"]), {**head, **given})
+    raise Refused(405, "MethodNotAllowed", f"{method} is not allowed here")
 
 
 def _place(words: list[str]) -> tuple[str, str, str, str]:
@@ -224,33 +170,6 @@ def _place(words: list[str]) -> tuple[str, str, str, str]:
     if not rest or (api, rest[0]) not in KINDS:
         raise Refused(404, "NotFound", "the server could not find the requested resource")
     return api, rest[0], namespace, rest[1] if len(rest) > 1 else ""
-
-
-def _discovery(words: list[str]) -> Document | None:
-    if words == ["version"]:
-        return {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
-    if words == ["api"]:
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if words == ["apis"]:
-        names = {api for api, _ in KINDS if "/" in api}
-        groups = [{"groupVersion": api, "version": api.partition("/")[2]} for api in sorted(names)]
-        return {
-            "kind": "APIGroupList",
-            "apiVersion": "v1",
-            "groups": [
-                {"name": one["groupVersion"].partition("/")[0], "versions": [one], "preferredVersion": one}
-                for one in groups
-            ],
-        }
-    api = "/".join(words[1:])
-    resources = [
-        {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": _VERBS}
-        for (its, plural), kind in KINDS.items()
-        if its == api
-    ]
-    if not resources:
-        return None
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api, "resources": resources}
 
 
 def _selected(document: Document, query: dict[str, str]) -> bool:
@@ -295,12 +214,7 @@ class _Call(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        query = parse_qs(urlsplit(self.path).query)
-        if query.get("watch", [""])[-1] in ("1", "true") and "sendInitialEvents" not in query:
-            self._watch({name: values[-1] for name, values in query.items()})
-            return
-        kind = self.headers.get("content-type", "")
-        status, document = answer(self.server.objects, self.command, self.path, body, kind)
+        status, document = answer(self.server.objects, self.command, self.path, body)
         content = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -308,36 +222,7 @@ class _Call(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
-
-    def _watch(self, query: dict[str, str]) -> None:
-        _, plural, _, _ = _place(urlsplit(self.path).path.strip("/").split("/"))
-        changes = self.server.objects.watch(plural)
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("connection", "close")
-        self.end_headers()
-        try:
-            for line in _events(changes, query, float(query.get("timeoutSeconds", "60"))):
-                self.wfile.write(line)
-                self.wfile.flush()
-        except OSError:
-            pass  # the client went away, which ends a watch
-        finally:
-            self.server.objects.unwatch(changes)
-            self.close_connection = True
+    do_GET = do_POST = do_PATCH = _answer
 
     def log_message(self, *_: Any) -> None:
         """Write no log of calls."""
-
-
-def _events(
-    changes: queue.SimpleQueue[tuple[str, Document]], query: dict[str, str], wait_s: float
-) -> Iterator[bytes]:
-    while True:
-        try:
-            change, document = changes.get(timeout=wait_s)
-        except queue.Empty:
-            return
-        if _selected(document, query):
-            yield json.dumps({"type": change, "object": document}).encode() + b"\n"

@@ -193,8 +193,7 @@ class ToyCluster:
             document = {"bundle_id": bundle, "items": [{"item_id": "9", "score": 0.5}], "rung": "full"}
             return httpx.Response(200, json=document)
         self._play_kserve()
-        kind = request.headers.get("content-type", "")
-        status, document = answer(self.objects, request.method, str(request.url), request.content, kind)
+        status, document = answer(self.objects, request.method, str(request.url), request.content)
         if request.method != "GET" and status == 200:
             self._wrote()
         return httpx.Response(status, json=document)
