@@ -92,6 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Reasons for which CI may skip a test. Any other, a missing package say, would drop tests silently.
 SKIPS_IN_CI = (
+    "kubectl is not installed",
     "terraform is not installed",
     "no GPU",
     "this build of onnxruntime has",

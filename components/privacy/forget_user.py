@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
 from components.home import Conflict, locked, read_running
 from components.privacy.erased_files import (
@@ -166,7 +165,6 @@ class _Erasure:
             (Place("fact store", "coupons"), lambda: self.coupons(self.settings)),
             *self.fact_file(),
             (Place("prediction log", "answers"), self.prediction_log),
-            (Place("outbox", "files of an earlier version"), self.outboxes),
             (Place("runs and data sets", "rows"), self.runs),
         ):
             self.note(place, erase)
@@ -263,26 +261,6 @@ class _Erasure:
             if is_stale(file, patience_s):
                 file.unlink(missing_ok=True)
         return count
-
-    def outboxes(self) -> int:
-        """Remove the messages that an earlier version left on disk, of all users: no process sends them now.
-
-        Their senders kept the source of each message, and send from it again.
-        """
-        folder = self.home / "outbox"
-        spooled = [*folder.rglob("*.spool")]
-        if not spooled or self.dry_run:
-            return len(spooled)
-        with contextlib.ExitStack() as held:
-            for lock in folder.rglob("lock"):
-                try:
-                    held.enter_context(FileLock(lock, timeout=0))
-                except Timeout as error:
-                    raise _InUse(
-                        f"an earlier version still sends from {folder}: stop it, then repeat"
-                    ) from error
-            shutil.rmtree(folder)
-        return len(spooled)
 
     def runs(self) -> int:
         """Erase in all that runs keep, and wherever else under the home a table names users."""

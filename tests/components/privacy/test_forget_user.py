@@ -1,6 +1,5 @@
 """After `reco forget` the user is in no file or store of a home, except where the report says so."""
 
-import fcntl
 import json
 import os
 import re
@@ -97,8 +96,6 @@ def home(toy_line: Path, tmp_path: Path) -> Path:
     coupons = [Fact(user, "coupon", "item-001", "TEA", NOW, None, user) for user in (USER, LONGER)]
     store.write([replace(coupon, fact_id=str(n)) for n, coupon in enumerate(coupons)])
     store.close()
-    (home / "outbox" / "till").mkdir(parents=True)
-    (home / "outbox" / "till" / "0.spool").write_text(json.dumps({"user_id": USER}))
     (home / RUN / "ingest-events" / "dataset.quarantine").mkdir()
     quarantine = home / RUN / "ingest-events" / "dataset.quarantine" / "quarantine.jsonl"
     quarantine.write_text("".join(json.dumps({"row": 1, "user_id": user}) + "\n" for user in (USER, LONGER)))
@@ -151,7 +148,6 @@ def test_nothing_is_left_except_the_places_in_the_report(home: Path) -> None:
     assert told["archive"] == (390 + 2, DONE)
     assert told["prediction log"] == (3, DONE)
     assert told["fact store"] == (1, DONE)
-    assert told["outbox"] == (1, DONE)
     assert told["offline store"] == (2, DONE)
     assert told["runs and data sets"] == (390 + 390 + 1 + 1, DONE)  # events twice, a snapshot, a refused row
     assert told["online store"][0] > 10
@@ -172,22 +168,10 @@ def test_a_second_run_and_an_unknown_user_find_nothing(home: Path) -> None:
         assert report.exit_code == 0
 
 
-def test_messages_that_an_earlier_version_still_sends_stay(home: Path) -> None:
-    spool, lock = home / "outbox" / "till" / "0.spool", home / "outbox" / "till" / "lock"
-    with lock.open("w") as sender:
-        fcntl.flock(sender, fcntl.LOCK_EX)
-        report = forget_user(settings_of(home), USER)
-        assert places(report)["outbox"] == (0, IN_USE)
-        assert spool.exists()
-    forget_user(settings_of(home), USER)
-    assert not spool.exists()
-
-
 def test_a_longer_id_is_another_user(home: Path) -> None:
     before = found(home, USER)
     forget_user(settings_of(home), LONGER)
-    # Messages of an earlier version go for all users: no process sends them any more.
-    assert found(home, USER) == before - {"outbox/till/0.spool"}
+    assert found(home, USER) == before
     assert not found(home, LONGER)
 
 
