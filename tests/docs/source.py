@@ -1,6 +1,7 @@
 """Read facts from source files without importing them: classes, constants, exit codes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,3 +82,9 @@ def constant(node: ast.ClassDef, name: str) -> object:
                 return getattr(errors, value.id, None)
             return value.value if isinstance(value, ast.Constant) else None
     return None
+
+
+def shell_lines(page: str) -> list[str]:
+    """Return every command of a page's shell blocks, in order, each on one line."""
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
+    return [" ".join(line.split()) for line in blocks.replace("\\\n", " ").splitlines()]

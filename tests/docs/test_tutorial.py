@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.source import ROOT
+from tests.docs.source import ROOT, shell_lines
 from tests.programs import outside, run_python, watched
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PROGRAM = "from tests.docs.reference import program; program()()"
 
 
-def shell_lines() -> list[str]:
-    """Every command of the page's shell blocks, in order."""
-    blocks = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
-    return [" ".join(line.split()) for line in blocks.replace("\\\n", " ").splitlines()]
-
-
 def test_the_page_uses_one_home_and_known_targets() -> None:
-    lines = shell_lines()
+    lines = shell_lines(PAGE)
     assert len(lines) >= 7
     for line in lines:
         assert line.startswith(("make ", ".venv/bin/reco --home .reco/tutorial ")), line
@@ -32,7 +26,9 @@ def test_the_page_uses_one_home_and_known_targets() -> None:
 def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     printed, log = {}, tmp_path / "connections.log"
     before = watched(log) if shutil.which("strace") else []
-    for line in dict.fromkeys(shell_lines()):  # the page trains twice, with another feature the second time
+    for line in dict.fromkeys(
+        shell_lines(PAGE)
+    ):  # the page trains twice, with another feature the second time
         if line.startswith("make "):
             continue
         words = line.replace(".reco/tutorial", str(tmp_path)).split()[1:]
