@@ -26,11 +26,12 @@ from redis.retry import Retry
 
 from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
-from pipelines.bench.load.arms import VIEWS, fill_store
-from pipelines.bench.load.generator import LoadGenerator
+from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
 from pipelines.bench.load.measured_server import MeasuredServer, private, processes_of, started
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
+from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
 from pipelines.live.local_redis import store_program
 from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
@@ -44,7 +45,11 @@ WAIT_S = 180.0  # for an event that must happen, and may take long on a busy mac
 LOOK_S = 0.05  # between two looks: a look takes processor time from the measured system
 BEAT_S = 0.25
 STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
+LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
+WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
+
+Generators = Mapping[str, LoadGenerator]
 
 
 class NotReached(RecoError, RuntimeError):
@@ -394,6 +399,35 @@ def running_system(
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
         yield System(testbed, effort, home, server, champions, flood, front, pulse, clock, ranker)
+
+
+def stream_plans(
+    testbed: Testbed, generators: Generators, client_at: str, raw_at: str, client_rate: float, raw_rate: float
+) -> dict[str, LoadPlan]:
+    """Return the plans of the two constant streams, through the client and straight."""
+    common: dict[str, Any] = {"seconds": LONGEST_S, "warm_up": WARM_UP, "keep": True}
+    client = LoadPlan(
+        f"client+{client_at}",
+        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        **common,
+        rate=client_rate,
+        best_sellers=str(testbed.best_sellers),
+        deadline_ms=testbed.deadline_ms,
+    )
+    bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
+
+
+@contextlib.contextmanager
+def sent_streams(
+    testbed: Testbed, generators: Generators, plans: Mapping[str, LoadPlan]
+) -> Iterator[dict[str, list[Answer]]]:
+    """Send both streams until the block ends; their answers are there after the block."""
+    questions = {CLIENT: len(testbed.asked), RAW: len(testbed.raw)}
+    streams: dict[str, list[Answer]] = {}
+    with sending(*((generators[name], plan) for name, plan in plans.items())) as loads:
+        yield streams
+    streams |= {name: answers_of(load, questions[name]) for name, load in zip(plans, loads, strict=True)}
 
 
 def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:

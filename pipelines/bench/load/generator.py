@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,23 @@ def load_generator() -> Iterator[LoadGenerator]:
                 yield LoadGenerator(process, folder)
             finally:
                 process.kill()
+
+
+@contextlib.contextmanager
+def sending(*plans: tuple[LoadGenerator, LoadPlan]) -> Iterator[list[Load]]:
+    """Carry out open loops until the block ends; the load of each is in the list after it."""
+    loads: list[Load] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="reco-load-") as scratch,
+        ThreadPoolExecutor(len(plans)) as threads,
+    ):
+        over = Path(scratch) / "over"
+        asking = [threads.submit(generator.run, replace(plan, stop=str(over))) for generator, plan in plans]
+        try:
+            yield loads
+        finally:
+            over.touch()
+        loads += [one.result() for one in asking]
 
 
 def carry_out(plan: LoadPlan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Load:
