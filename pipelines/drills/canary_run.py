@@ -6,7 +6,6 @@ import contextlib
 import logging
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from pipelines.bench.load.generator import load_generator
 from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.waiting import repeating
 from pipelines.bench.report import percentiles, write_report
 from pipelines.drills.bad_endpoint import LIVE
 from pipelines.drills.canary import (
@@ -159,21 +159,14 @@ def await_ready(cluster: SmallCluster) -> None:
 def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
     """Note each state and weight of the route with its time, until the block ends."""
     seen: list[tuple[float, str, int]] = []
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(LOOK_S):
-            now = shop.seen()
-            if not seen or seen[-1][1:] != now:
-                seen.append((time.monotonic(), *now))
+    def look() -> None:
+        now = shop.seen()
+        if not seen or seen[-1][1:] != now:
+            seen.append((time.monotonic(), *now))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeating(look, LOOK_S):
         yield seen
-    finally:
-        over.set()
-        thread.join()
 
 
 def _counts(

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
 from pipelines.bench.load.measured_server import MeasuredServer, private, processes_of, started
+from pipelines.bench.load.waiting import repeating
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
@@ -175,31 +175,18 @@ def _key(user_id: str) -> bytes:
     return entity_key(user_id) + PROJECT.encode()
 
 
+@dataclass
 class Pulse:
     """The stream's heartbeat, as `reco stream` writes it, until `silent` is set."""
 
-    def __init__(self, store: Store) -> None:
-        """Beat at once, and go on in a thread."""
-        self.silent = False
-        self._store, self._over = store, threading.Event()
-        self._beat()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._thread.start()
+    store: Store
+    silent: bool = False
 
-    def close(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(BEAT_S):
-            if not self.silent:
-                self._beat()
-
-    def _beat(self) -> None:
-        self._store.write(
-            HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: time_proto(time.time())}
-        )
+    def beat(self) -> None:
+        """Write it, with the time."""
+        if not self.silent:
+            now = time_proto(time.time())
+            self.store.write(HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: now})
 
 
 @dataclass
@@ -384,7 +371,9 @@ def running_system(
             pulse = clock = ranker = None
             if setup.clock:  # the next system has no stream, and must not see the end of this one
                 stack.callback(testbed.store.delete, HEARTBEAT)
-                pulse = stack.enter_context(contextlib.closing(Pulse(testbed.store)))
+                pulse = Pulse(testbed.store)
+                pulse.beat()
+                stack.enter_context(repeating(pulse.beat, BEAT_S))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
