@@ -20,7 +20,7 @@ from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from pipelines.bench.load.generator import load_generator
 from pipelines.bench.load.goals import Goal
-from pipelines.bench.load.waiting import repeating
+from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.bench.report import percentiles, write_report
 from pipelines.drills.bad_endpoint import LIVE
 from pipelines.drills.canary import (
@@ -116,7 +116,7 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
     settings = replace(settings, log_segment_s=1.0)
     with small_cluster(first, settings, home / "slots", launch=launch) as cluster:
         shop = Shop(home, cluster, versions, case.pace)
-        await_ready(cluster)
+        wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
         plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2)
         with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
@@ -144,15 +144,6 @@ def _p99_s(cluster: SmallCluster) -> float:
     [pod] = [one for one in cluster.objects.list("pods") if "blue" in one["metadata"]["name"]]
     counts, _ = read_metrics(httpx.get(metrics_url(pod), trust_env=False).text)
     return counts.p99_s()
-
-
-def await_ready(cluster: SmallCluster) -> None:
-    """Wait for the first pod."""
-    until = time.monotonic() + 180.0
-    while not cluster.objects.list("pods"):
-        if time.monotonic() > until:
-            raise RuntimeError("the first slot did not start")
-        time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager

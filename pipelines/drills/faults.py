@@ -27,7 +27,7 @@ import psutil
 from feature_repo.aggregates import DAY_S, pack, unpack
 from feature_repo.snapshots import USER_TTL_DAYS
 from pipelines.bench.load.measured_server import processes_of
-from pipelines.bench.load.waiting import repeating
+from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.drills.system import (
     System,
     address_of,
@@ -35,7 +35,6 @@ from pipelines.drills.system import (
     files_of,
     sockets_of,
     time_proto,
-    wait_for,
 )
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 

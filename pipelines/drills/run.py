@@ -21,6 +21,7 @@ import redis
 
 from components.measurement import machine_state
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.waiting import NotReached
 from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.faults import Notes
@@ -30,7 +31,6 @@ from pipelines.drills.system import (
     SERVER,
     DrillEffort,
     Generators,
-    NotReached,
     Setup,
     System,
     open_testbed,

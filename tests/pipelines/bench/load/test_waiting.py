@@ -1,11 +1,17 @@
-"""An act is repeated beside a block, and its failure is the block's."""
+"""Waiting ends in time; an act is repeated beside a block, and its failure is the block's."""
 
 import threading
 import time
 
 import pytest
 
-from pipelines.bench.load.waiting import repeating
+from pipelines.bench.load.waiting import NotReached, repeating, wait_for
+
+
+def test_waiting_for_an_event_has_a_timeout() -> None:
+    with pytest.raises(NotReached, match="in vain: pigs fly"):
+        wait_for(lambda: False, "pigs fly", wait_s=0.01)
+    assert wait_for(lambda: True, "nothing") >= 0.0
 
 
 def test_an_act_is_repeated_until_the_end() -> None:
