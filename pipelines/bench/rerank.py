@@ -99,7 +99,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     """Measure and write `rerank.json` and `rerank.md`; return the content of the JSON.
 
     Args:
-        bundle: its weights are served now; a bundle without manufacturers takes the data set's.
+        bundle: its weights are served now.
         dataset: a data set with weeks before and after the bundle's cut.
         out_dir: where the results go.
 
@@ -107,7 +107,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         ValueError: no test basket lies before the cut, or after it.
     """
     before, data = machine_state(), read_dataset(dataset)
-    loaded, purchases = with_manufacturers(load_bundle(bundle), data.items), purchases_of(data.events)
+    loaded, purchases = load_bundle(bundle), purchases_of(data.events)
     cut, settings = pd.Timestamp(loaded.manifest["cut"]), loaded.settings
     chosen_on = read_lists(
         as_known(loaded, data, purchases, cut - VALIDATION), purchases, cut - VALIDATION, cut
@@ -134,16 +134,6 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
     }
     return write_report(out_dir, "rerank", figures, rerank_table, before)
-
-
-def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
-    """Return a bundle that knows the manufacturers of its items, from a data set if it is too old to."""
-    statistics = bundle.statistics
-    if len(statistics.manufacturer) or "manufacturer" not in items:
-        return bundle
-    names = items.set_index("item_id")["manufacturer"].reindex(statistics.item_ids).fillna("").astype(str)
-    _, codes = np.unique(["", *names], return_inverse=True)
-    return replace(bundle, statistics=replace(statistics, manufacturer=codes[1:].astype(np.int32)))
 
 
 def as_known(bundle: Bundle, data: Dataset, purchases: Purchases, moment: pd.Timestamp) -> Bundle:

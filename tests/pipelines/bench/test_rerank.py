@@ -11,7 +11,6 @@ import pytest
 from components.evaluation.metrics import DISCOUNT
 from components.evaluation.protocol import Task
 from feature_repo.aggregates import no_events
-from feature_repo.events import read_dataset
 from feature_repo.statistics import Statistics, read_statistics
 from pipelines.bench.rerank import (
     METRICS,
@@ -21,9 +20,7 @@ from pipelines.bench.rerank import (
     choose,
     frontier,
     judge,
-    with_manufacturers,
 )
-from serving.release.bundle import load_bundle
 
 
 def task(hidden: list[int], before: list[bool]) -> Task:
@@ -103,15 +100,6 @@ def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
     ]  # fmt: skip
     near = {weights: found for weights, found in points.items() if found[0]["coverage"] < 0.6}
     assert choose(near) == RerankWeights(novelty=0.2), "0.8 of one goal and 2/3 of the other"
-
-
-@pytest.mark.slow
-def test_an_old_bundle_takes_the_manufacturers_of_the_data_set(toy_line: Path) -> None:
-    bundle, items = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset").items
-    old = replace(bundle, statistics=replace(bundle.statistics, manufacturer=np.empty(0, np.int32)))
-    found = with_manufacturers(old, items).statistics.manufacturer
-    assert found.tolist() == bundle.statistics.manufacturer.tolist()
-    assert with_manufacturers(bundle, items) is bundle
 
 
 @pytest.mark.slow
