@@ -156,9 +156,6 @@ def _judge(
         "against_ensemble": {
             name: ratios(tally, tallies["ensemble"], lists.bootstrap) for name, tally in tallies.items()
         },
-        "against_student": {
-            name: ratios(tally, tallies["student"], lists.bootstrap) for name, tally in tallies.items()
-        },
         "pruning": json.loads((line.pruned / "table.json").read_bytes()),
         "engines": _engines(line, held_out),
     }
