@@ -7,7 +7,6 @@ python -m monitoring.alerting --check    fails if a file is not as it would be w
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -185,11 +184,6 @@ def dashboard(one: dict[str, Any], slo: dict[str, Any], place: int) -> dict[str,
         "templating": {"list": [source]},
         "panels": panels,
     }
-
-
-def metrics_in(expr: str) -> set[str]:
-    """Return the names of the product's metrics in an expression."""
-    return set(re.findall(r"\breco_\w+", expr))
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -297,12 +297,6 @@ def _drop(name: str, windows: list[pd.DataFrame]) -> Drop | None:
     spread = math.sqrt(noise * (1 + 1 / WEEKS_BEFORE))
     change, margin = now / before - 1, T_LIMIT * spread / before
     return Drop(name, now, before, change, margin, dropped=bool(change + margin < -DROP))
-
-
-def to_document(sessions: pd.DataFrame) -> dict[str, Any]:
-    """Return the figures of all sessions and of each cut, as JSON types."""
-    cuts = {cut: {k: asdict(kpi) for k, kpi in summarise_by(sessions, cut).items()} for cut in CUTS}
-    return {"all": asdict(summarise(sessions)), "by": cuts}
 
 
 def _ratio(top: Any, bottom: Any) -> float | None:

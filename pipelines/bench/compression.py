@@ -62,7 +62,7 @@ class TrainingLine:
 
 
 def bench_compression(line: TrainingLine, out_dir: Path) -> dict[str, Any]:
-    """Measure and write `compression.json`, `.md` and two pictures; return the content of the JSON.
+    """Measure and write `compression.json`, `.md` and a picture; return the content of the JSON.
 
     Rankers that did not teach are trained here, and so is the student without teachers: some minutes each.
     """
@@ -95,7 +95,7 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     results["sha256_of_export"] = _exported_again(line, scratch / "again")
     results["certificates"] = compiled.certificates
     results = write_report(out_dir, "compression", results, compression_table, before)
-    draw_compression(results, out_dir)
+    draw_compression(results, out_dir / "compression-bytes.png")
     return results
 
 
@@ -155,9 +155,6 @@ def _judge(
         "rankers": rows,
         "against_ensemble": {
             name: ratios(tally, tallies["ensemble"], lists.bootstrap) for name, tally in tallies.items()
-        },
-        "against_student": {
-            name: ratios(tally, tallies["student"], lists.bootstrap) for name, tally in tallies.items()
         },
         "pruning": json.loads((line.pruned / "table.json").read_bytes()),
         "engines": _engines(line, held_out),
@@ -280,29 +277,21 @@ def share(row: Mapping[str, Any], metric: str) -> str:
     return f"{row[metric]:.4f} [{low:.4f}, {high:.4f}]"
 
 
-def draw_compression(results: Mapping[str, Any], out_dir: Path) -> None:
-    """Draw quality against bytes and quality against p99 at 500 candidates, a point for each ranker."""
-    axes_of = {
-        "bytes": ("kilobytes of the graph", lambda row: row["bytes"] / 1e3),
-        "p99": (
-            "p99 in milliseconds, 500 candidates, one thread",
-            lambda row: row["latency_ms"]["500"]["p99"],
-        ),
-    }
-    for name, (label, value) in axes_of.items():
-        with picture(out_dir / f"compression-{name}.png", (9, 5.5)) as (figure, [[axes]]):
-            for kind, colour in _COLOURS.items():
-                rows = [row for ranker, row in results["rankers"].items() if _kind(ranker) == kind]
-                points = [value(row) for row in rows], [row["ndcg_at_10"] for row in rows]
-                axes.scatter(*points, color=colour, s=36, zorder=3, label=kind)
-            axes.set_xscale("log")
-            axes.margins(x=0.12)
-            axes.set(xlabel=label, ylabel="NDCG@10 on the test weeks")
-            axes.grid(alpha=0.3)
-            legend = {"frameon": False, "fontsize": 8, "loc": "lower left", "ncols": len(_COLOURS)}
-            axes.legend(bbox_to_anchor=(0, 1), **legend)
-            figure.draw_without_rendering()  # settles where the names go
-            _label(axes, {r: (value(row), row["ndcg_at_10"]) for r, row in results["rankers"].items()})
+def draw_compression(results: Mapping[str, Any], file: Path) -> None:
+    """Draw quality against bytes, a point for each ranker."""
+    points = {name: (row["bytes"] / 1e3, row["ndcg_at_10"]) for name, row in results["rankers"].items()}
+    with picture(file, (9, 5.5)) as (figure, [[axes]]):
+        for kind, colour in _COLOURS.items():
+            some = [point for ranker, point in points.items() if _kind(ranker) == kind]
+            axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
+        axes.set_xscale("log")
+        axes.margins(x=0.12)
+        axes.set(xlabel="kilobytes of the graph", ylabel="NDCG@10 on the test weeks")
+        axes.grid(alpha=0.3)
+        legend = {"frameon": False, "fontsize": 8, "loc": "lower left", "ncols": len(_COLOURS)}
+        axes.legend(bbox_to_anchor=(0, 1), **legend)
+        figure.draw_without_rendering()  # settles where the names go
+        _label(axes, points)
 
 
 _COLOURS = {"ensemble": "#333333", "single ranker": "#b07aa1", "student": "#1f77b4", "compressed": "#2ca02c"}

@@ -40,8 +40,9 @@ from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from monitoring.skew import SETTLED_S, replay
+from pipelines.bench.load.local_store import local_server
+from pipelines.bench.load.waiting import WAIT_S, wait_for
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
-from pipelines.live.local_redis import local_server
 from pipelines.live.ports import free_port
 from pipelines.live.up import broker_command, broker_program, reco
 from serving.answer.recommender import Recommender
@@ -56,7 +57,6 @@ log = logging.getLogger(__name__)
 READS_PER_S = 200.0
 PUBLISHED_PER_S = 1_000.0
 PROBE_S = 0.005  # between two reads for an event: a read takes processor time from the stream
-WAIT_S = 120.0
 PATIENCE_MS = 1_000.0  # of a measured read: a read that the endpoint would give up counts in full
 
 
@@ -84,7 +84,7 @@ class FeatureBench:
         said = self.home / "stream.log"
         with said.open("ab") as out, subprocess.Popen(command, env=env, stdout=out, stderr=out) as process:
             try:
-                _until(state.exists, "the stream's heartbeat")
+                wait_for(state.exists, "the stream's heartbeat")
                 yield process
             finally:
                 process.terminate()
@@ -114,7 +114,7 @@ def bench_features(
     cut = pd.Timestamp(loaded.manifest["cut"])
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-bench-")))
-        url, _ = stack.enter_context(local_server())
+        url = stack.enter_context(local_server())
         kafka = stack.enter_context(_local_broker())
         before, after = events[events["at"] < cut], events[events["at"] >= cut]
         bench = FeatureBench(home, url, kafka, before, after, loaded, seconds, kills)
@@ -230,7 +230,7 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
             producer.poll(0)
         rate = len(messages) / (time.perf_counter() - began)
         producer.flush(WAIT_S)
-        _until(lambda: bench.state()["lag"] == 0, "the stream")
+        wait_for(lambda: bench.state()["lag"] == 0, "the stream")
         time.sleep(1)
         stop.set()
         probing.join()
@@ -272,7 +272,7 @@ def hard_stream(bench: FeatureBench) -> dict[str, Any]:
         sent = replay_events(own, bench.kafka.events_topic, delivery, 0, hard)
         delivery.flush(WAIT_S)
         delivery.close()
-        _until(
+        wait_for(
             lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0, "the stream"
         )
         equal = _equal_within(bench, own)
@@ -386,17 +386,6 @@ def _equal_within(bench: FeatureBench, events: pd.DataFrame) -> int:
 def _contents(row: UserEvents) -> bytes:
     """Return the row but for its version: which message brought an event is not the batch's to know."""
     return pack(replace(row, version=0))
-
-
-def _until(true: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            if true():
-                return
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {WAIT_S:.0f} s for {what}")
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

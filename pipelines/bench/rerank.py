@@ -27,7 +27,7 @@ from components.evaluation.protocol import Task, read_tasks
 from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.statistics import Statistics, read_vocabulary
-from pipelines.bench.report import machine_line, picture, table, write_report
+from pipelines.bench.report import machine_line, table, write_report
 from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
@@ -96,10 +96,10 @@ class ScoredLists:
 
 
 def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
-    """Measure and write `rerank.json`, `rerank.md` and `rerank.png`; return the content of the JSON.
+    """Measure and write `rerank.json` and `rerank.md`; return the content of the JSON.
 
     Args:
-        bundle: its weights are served now; a bundle without manufacturers takes the data set's.
+        bundle: its weights are served now.
         dataset: a data set with weeks before and after the bundle's cut.
         out_dir: where the results go.
 
@@ -107,7 +107,7 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         ValueError: no test basket lies before the cut, or after it.
     """
     before, data = machine_state(), read_dataset(dataset)
-    loaded, purchases = with_manufacturers(load_bundle(bundle), data.items), purchases_of(data.events)
+    loaded, purchases = load_bundle(bundle), purchases_of(data.events)
     cut, settings = pd.Timestamp(loaded.manifest["cut"]), loaded.settings
     chosen_on = read_lists(
         as_known(loaded, data, purchases, cut - VALIDATION), purchases, cut - VALIDATION, cut
@@ -128,25 +128,12 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "off": off[0],
         "served": compared(judged_on, served, off),
         "chosen": compared(judged_on, chosen, off),
-        "chosen_where_it_was_chosen": compared(chosen_on, chosen, judge(chosen_on, RerankWeights())),
         "alone": {
             name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
         },
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
     }
-    results = write_report(out_dir, "rerank", figures, rerank_table, before)
-    draw(results, out_dir / "rerank.png")
-    return results
-
-
-def with_manufacturers(bundle: Bundle, items: pd.DataFrame) -> Bundle:
-    """Return a bundle that knows the manufacturers of its items, from a data set if it is too old to."""
-    statistics = bundle.statistics
-    if len(statistics.manufacturer) or "manufacturer" not in items:
-        return bundle
-    names = items.set_index("item_id")["manufacturer"].reindex(statistics.item_ids).fillna("").astype(str)
-    _, codes = np.unique(["", *names], return_inverse=True)
-    return replace(bundle, statistics=replace(statistics, manufacturer=codes[1:].astype(np.int32)))
+    return write_report(out_dir, "rerank", figures, rerank_table, before)
 
 
 def as_known(bundle: Bundle, data: Dataset, purchases: Purchases, moment: pd.Timestamp) -> Bundle:
@@ -355,35 +342,3 @@ def _metrics_table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
         ]
         rows.append([name, *cells])
     return table(["weights", *(name.replace("_", " ") for name in METRICS)], rows)
-
-
-def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw the gain of each weight over the change of NDCG@10.
-
-    Weights are chosen on the weeks before the cut: there, their star lies right of the line of what may be
-    lost. Every other point is of the weeks after it.
-    """
-    series = {
-        **{name: (curve, "o-") for name, curve in results["alone"].items()},
-        "combinations": (results["frontier"], "x"),
-        "as the bundle serves": ([results["served"]], "D"),
-        "chosen, after the cut": ([results["chosen"]], "*"),
-        "chosen, before the cut": ([results["chosen_where_it_was_chosen"]], "*"),
-    }
-    with picture(file, (10, 4.8), ncols=2) as (figure, [axes]):
-        for axis, metric in zip(axes, ("coverage", "new_manufacturers"), strict=True):
-            for number, (name, (points, style)) in enumerate(series.items()):
-                where = sorted((100 * p["gains"]["ndcg_at_10"], 100 * p["gains"][metric]) for p in points)
-                size = 13 if style == "*" else 7 if style == "D" else 4
-                axis.plot(
-                    *zip(*where, strict=True), style, markersize=size, color=_COLOURS[number], label=name
-                )
-            axis.set_xlim(-600 * MOST_LOST, 100 * MOST_LOST)
-            axis.axvline(-100 * MOST_LOST, color="#999", linewidth=0.8, linestyle=":")
-            axis.set(xlabel="change of NDCG@10, %", ylabel=f"gain of {metric.replace('_', ' ')}, %")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
-        )
-
-
-_COLOURS = (*(f"C{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8)), "#bbbbbb", "C9", "C3", "black")

@@ -26,7 +26,7 @@ from components.measurement import machine_state
 from components.retriever.choose_index import KINDS, choose_index, measure_index
 from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
-from pipelines.bench.report import fixed, machine_line, percent, picture, table, write_report
+from pipelines.bench.report import fixed, machine_line, percent, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
 from serving.answer.recommender import Recommender
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
@@ -43,7 +43,7 @@ TASKS = 1_000  # test baskets that each profile is asked
 
 
 def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_000_000) -> dict[str, Any]:
-    """Measure and write `retrieval.json`, `.md` and `.png`; return the content of the JSON.
+    """Measure and write `retrieval.json` and `.md`; return the content of the JSON.
 
     Args:
         bundle: whose index was measured when it was built, and whose profiles are asked.
@@ -60,9 +60,7 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
         "profiles": evaluate_profiles(loaded, read_dataset(dataset)),
         "catalogues": [bench_catalogue(*size) for size in sizes],
     }
-    results = write_report(out_dir, "retrieval", figures, retrieval_table, before)
-    draw_retrieval(results, out_dir / "retrieval.png")
-    return results
+    return write_report(out_dir, "retrieval", figures, retrieval_table, before)
 
 
 def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, Any]:
@@ -212,41 +210,3 @@ def _curve(curve: list[dict[str, Any]]) -> list[str]:
 
 def _search(given: dict[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items())
-
-
-def draw_retrieval(results: dict[str, Any], file: Path) -> None:
-    """Draw recall against p99: of each type of index the searches that no other of it beats in both."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    panels = [*([results["champion"]] if results["champion"] else []), *results["catalogues"]]
-    columns = min(len(panels), 2)
-    rows = -(-len(panels) // columns)
-    with picture(file, (4.2 * columns, 3.1 * rows + 0.4), nrows=rows, ncols=columns) as (figure, axes):
-        for axis, panel in zip(axes.flat, panels, strict=False):
-            for number, kind in enumerate(KINDS):
-                points = [(row["p99_ms"], row["recall"]) for row in panel["curve"] if row["kind"] == kind]
-                if best := unbeaten(points):
-                    axis.plot(*zip(*best, strict=True), "o-", markersize=4, color=f"C{number}", label=kind)
-            axis.axhline(0.97, color="#999", linewidth=0.8, linestyle=":")
-            axis.set(xscale="log", xlabel="p99 ms", ylabel="recall against exact search")
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.xaxis.set_minor_locator(NullLocator())
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
-            axis.set_title(f"{panel['items']:,} x {panel['dimension']}, k = {panel['k']}", fontsize=9)
-        for axis in axes.flat[len(panels) :]:
-            axis.set_visible(False)
-        shown = {
-            label: handle
-            for axis in axes.flat
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(shown.values(), shown, loc="outside lower center", ncols=len(shown), frameon=False)
-
-
-def unbeaten(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points, by rising milliseconds, that find more than each faster one."""
-    kept: list[tuple[float, float]] = []
-    for point in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not kept or point[1] > kept[-1][1]:
-            kept.append(point)
-    return kept

@@ -10,11 +10,10 @@ import json
 import logging
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from components.retriever.build_index import build_index
 from components.retriever.export_retriever import export_retriever
 from components.retriever.train_retriever import train_retriever
 from feature_repo.schema import DENSE_NAMES
+from pipelines.bench.load.waiting import repeating
 from pipelines.bench.report import fixed, machine_line, percent, table, write_report
 from pipelines.bench.synthetic_shop import check_sizes, write_synthetic_shop
 from serving.stages.onnx_runtime import ort
@@ -124,32 +124,18 @@ def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
 def _watched() -> Iterator[dict[str, float]]:
     """Measure the block: its seconds, and the highest memory of the processes that it starts."""
     used = {"seconds": 0.0, "gib": 0.0}
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(EVERY_S):
-            used["gib"] = max(used["gib"], _resident() / 2**30)
+        total = 0
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+                total += process.memory_info().rss
+        used["gib"] = max(used["gib"], total / 2**30)
 
-    watcher = threading.Thread(target=look, daemon=True)
     began = time.perf_counter()
-    watcher.start()
-    try:
+    with repeating(look, EVERY_S):
         yield used
-    finally:
         used["seconds"] = time.perf_counter() - began
-        over.set()
-        watcher.join()
-
-
-def _resident() -> int:
-    """Return the bytes of memory of this process's descendants."""
-    total = 0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue  # it has ended since it was listed
-    return total
 
 
 def lookup_shares(sizes: Sequence[int], dim: int) -> list[dict[str, Any]]:

@@ -100,17 +100,12 @@ def bench_latency(context: Context, out: Path, seconds: float, requests: IO[byte
     click.option(
         "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"
     ),
-    click.option(
-        "--goal-ms", type=float, default=50.0, show_default=True, help="An answer in time, of 99 %."
-    ),
     click.option("--endurance", is_flag=True, help="Ask ours 60,000 requests, too, and watch its memory."),
     click.option(
         "--quick", is_flag=True, help="Seconds instead of half an hour: to see that it works, not to quote."
     ),
 )
-def bench_load(
-    context: Context, out: Path, arms: tuple[str, ...], goal_ms: float, endurance: bool, quick: bool
-) -> Any:
+def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bool, quick: bool) -> Any:
     """Measure capacity, tail and cost beside other servers.
 
     Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
@@ -123,7 +118,7 @@ def bench_load(
     champion, effort = read_champion(context.home), QUICK if quick else None
     deadline_ms = context.settings().deadline_ms  # the only setting of this shell: the arms run as they ship
     requests = _requests(champion.bundle(context.home))
-    return measure(context.home, champion, requests, out, arms, effort, goal_ms, endurance, deadline_ms)
+    return measure(context.home, champion, requests, out, arms, effort, endurance, deadline_ms)
 
 
 @_measures(

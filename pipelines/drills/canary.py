@@ -30,6 +30,7 @@ from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
 from feature_repo.errors import UNREACHABLE, RecoError
 from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.waiting import wait_for
 from pipelines.live.small_cluster import SmallCluster
 
 log = logging.getLogger(__name__)
@@ -144,11 +145,7 @@ class Shop:
 
     def await_seen(self, is_it: Callable[[str, int], bool], look_s: float = LOOK_S) -> None:
         """Wait for a state and a weight of the canary."""
-        until = time.monotonic() + LONGEST_S
-        while not is_it(*self.seen()):
-            if time.monotonic() > until:
-                raise TimeoutError(f"the release is at {self.seen()} after {LONGEST_S:g} s")
-            time.sleep(look_s)
+        wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, look_s)
 
 
 def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> Rollout:

@@ -6,11 +6,9 @@ import contextlib
 import logging
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,14 @@ import httpx
 from components.measurement import machine_state
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
-from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.generator import load_generator
 from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.bench.report import percentiles, write_report
 from pipelines.drills.bad_endpoint import LIVE
 from pipelines.drills.canary import (
     BEFORE_S,
     CASES,
-    LONGEST_S,
     LOOK_S,
     RATE,
     Case,
@@ -36,9 +33,17 @@ from pipelines.drills.canary import (
     Shop,
     figure,
 )
-from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
+from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import draw_release, release_table
-from pipelines.drills.system import DrillEffort, Testbed, bodies_of, open_testbed, released
+from pipelines.drills.system import (
+    DrillEffort,
+    Generators,
+    Testbed,
+    open_testbed,
+    released,
+    sent_streams,
+    stream_plans,
+)
 from pipelines.live.slots import SERVER
 from pipelines.live.small_cluster import SmallCluster, small_cluster
 from serving.client.client import DEADLINE_MS
@@ -92,9 +97,7 @@ def drill_release(
     return result
 
 
-def run_case(
-    case: Case, testbed: Testbed, generators: Mapping[str, LoadGenerator], rate: float
-) -> dict[str, Any]:
+def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) -> dict[str, Any]:
     """Carry one case out; return its outcome, judged."""
     home = testbed.folder / case.name
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
@@ -113,8 +116,10 @@ def run_case(
     settings = replace(settings, log_segment_s=1.0)
     with small_cluster(first, settings, home / "slots", launch=launch) as cluster:
         shop = Shop(home, cluster, versions, case.pace)
-        await_ready(cluster)
-        with _watched(shop) as seen, _loaded(testbed, cluster, generators, rate) as streams:
+        wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
+        at = cluster.gateway.url
+        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2)
+        with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
             time.sleep(2.0)
@@ -141,64 +146,18 @@ def _p99_s(cluster: SmallCluster) -> float:
     return counts.p99_s()
 
 
-def await_ready(cluster: SmallCluster) -> None:
-    """Wait for the first pod."""
-    until = time.monotonic() + 180.0
-    while not cluster.objects.list("pods"):
-        if time.monotonic() > until:
-            raise RuntimeError("the first slot did not start")
-        time.sleep(LOOK_S)
-
-
 @contextlib.contextmanager
 def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
     """Note each state and weight of the route with its time, until the block ends."""
     seen: list[tuple[float, str, int]] = []
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(LOOK_S):
-            now = shop.seen()
-            if not seen or seen[-1][1:] != now:
-                seen.append((time.monotonic(), *now))
+    def look() -> None:
+        now = shop.seen()
+        if not seen or seen[-1][1:] != now:
+            seen.append((time.monotonic(), *now))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeating(look, LOOK_S):
         yield seen
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def _loaded(
-    testbed: Testbed, cluster: SmallCluster, generators: Mapping[str, LoadGenerator], rate: float
-) -> Iterator[dict[str, list[Answer]]]:
-    """Send both streams through the gateway until the block ends; their answers are there after it."""
-    over = testbed.folder / f"over-{time.monotonic_ns()}"
-    common: dict[str, Any] = {"connections": 16, "warm_up": 3, "keep": True, "stop": str(over)}
-    client = LoadPlan(
-        f"client+{cluster.gateway.url}",
-        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
-        *(LONGEST_S, rate / 2),
-        **common,
-        best_sellers=str(testbed.best_sellers),
-        deadline_ms=testbed.deadline_ms,
-    )
-    raw_bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
-    raw = LoadPlan(f"{cluster.gateway.url}{PREDICT}", raw_bodies, LONGEST_S, rate / 2, **common, seed=1)
-    streams: dict[str, list[Answer]] = {}
-    with ThreadPoolExecutor(2) as threads:
-        asking = {
-            name: threads.submit(generators[name].run, plan) for name, plan in ((CLIENT, client), (RAW, raw))
-        }
-        try:
-            yield streams
-        finally:
-            over.touch()
-        for name, questions in ((CLIENT, len(testbed.asked)), (RAW, len(testbed.raw))):
-            streams[name] = answers_of(asking[name].result(), questions)
 
 
 def _counts(

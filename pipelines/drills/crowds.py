@@ -23,10 +23,10 @@ import numpy as np
 import orjson
 
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import Load, LoadPlan
+from pipelines.bench.load.generator import Load, LoadPlan, sending
 from pipelines.bench.report import percentiles
 from pipelines.drills.faults import Break, Notes
-from pipelines.drills.system import System, bodies_of
+from pipelines.drills.system import WARM_UP, System, bodies_of
 from serving.schemas import MAX_BASKET
 
 CUT_S = 6.0  # how long the slow callers wait to be cut off
@@ -34,7 +34,6 @@ OVERLOAD, CONNECTIONS = 3.0, 512
 SATURATING, CAPACITY_S = 6, 2.0  # connections and seconds that measure the capacity of the endpoint
 LONGEST_S = 120.0  # of a load that is stopped earlier
 PATIENCE_S = 0.5
-WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 
 
 def note_refusals(system: System, notes: Notes) -> None:
@@ -115,16 +114,17 @@ def note_capacity(system: System, notes: Notes) -> None:
 @contextlib.contextmanager
 def overload(system: System, notes: Notes) -> Iterator[None]:
     """Send prefetches at three times the capacity of the endpoint, beside the checkouts."""
-    flood = replace(_flood(system), rate=OVERLOAD * max(notes["capacity"], 1.0), prefetch_ratio=1.0)
-    with _asking(system, flood) as asked:
+    flood = replace(_flood(system), rate=OVERLOAD * max(notes["capacity"], 1.0), prefetch=True)
+    with sending((system.flood, replace(flood, seconds=LONGEST_S))) as loads:
         yield
-    [load] = asked
-    refused_ms = (load.client_ms - load.late_ms)[load.shed]  # from the call: the generator sends late, too
+    [load] = loads
+    shed = load.status == 429
+    refused_ms = (load.client_ms - load.late_ms)[shed]  # from the call: the generator sends late, too
     notes |= {
         "prefetches": len(load.status),
-        "shed": int(load.shed.sum()),
+        "shed": int(shed.sum()),
         "shed_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
-        "not_refused_but_failed": int((~load.answered & (load.status != 429)).sum()),
+        "not_refused_but_failed": int((~load.answered & ~shed).sum()),
         "good_per_s": load.summary(system.testbed.deadline_ms)["good_per_s"],
     }
 
@@ -136,10 +136,10 @@ def at_share_of_capacity(share: float, break_it: Break) -> Break:
     def loaded(system: System, notes: Notes) -> Iterator[None]:
         streams = system.effort.client_rate + system.effort.raw_rate
         notes["rate"] = max(share * notes["capacity"], streams)
-        plan = replace(_flood(system), rate=max(notes["rate"] - streams, 1.0))
-        with _asking(system, plan) as asked, break_it(system, notes):
+        plan = replace(_flood(system), rate=max(notes["rate"] - streams, 1.0), seconds=LONGEST_S)
+        with sending((system.flood, plan)) as loads, break_it(system, notes):
             yield
-        [load] = asked
+        [load] = loads
         notes |= {"beside": len(load.status), "beside_lost": int((~load.answered).sum())}
 
     return loaded
@@ -153,29 +153,15 @@ def _flood(system: System) -> LoadPlan:
 
 
 @contextlib.contextmanager
-def _asking(system: System, plan: LoadPlan) -> Iterator[list[Load]]:
-    """Send a plan beside the two constant streams until the block ends; its load is there afterwards."""
-    over = system.testbed.folder / f"over-{time.monotonic_ns()}"
-    found: list[Load] = []
-    with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(system.flood.run, replace(plan, seconds=LONGEST_S, stop=str(over)))
-        try:
-            yield found
-        finally:
-            over.touch()
-        found.append(asking.result())
-
-
-@contextlib.contextmanager
 def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
     """Send requests of one shopper at the rate of all others together."""
     greedy = {**system.testbed.raw[0], "user_id": "greedy"}
     rate = system.effort.client_rate + system.effort.raw_rate
     bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
     plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
-    with _asking(system, plan) as asked:
+    with sending((system.flood, plan)) as loads:
         yield
-    [load] = asked
+    [load] = loads
     whole = int((load.answered & ~load.degraded).sum())
     notes |= {"asked": len(load.status), "failed": int((~load.answered).sum()), "whole": whole}
 
@@ -291,9 +277,9 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
     )
     # Before: the first call of a process loads the client's code.
     system.flood.run(replace(plan, rate=0.0, connections=1, requests=WARM_UP))
-    with _asking(system, plan) as asked:
+    with sending((system.flood, plan)) as loads:
         yield
-    [load] = asked
+    [load] = loads
     took_ms = (load.client_ms - load.late_ms).tolist()
     notes |= {
         "nameless": {

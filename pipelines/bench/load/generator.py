@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ WARM_UP_CONNECTIONS = 16  # opened before anything is measured
 WARM_UP_S = 60.0  # no longer is worth the wait
 PAUSE_S = 0.05  # from the warm-up to the first request that counts
 _DEGRADED = (b'"degraded":true', b'"degraded": true')  # the marks of a degraded answer
-_SHED = b"overloaded"  # the reason in any of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,10 @@ class LoadPlan:
     seed: int = 0  # of the times
     patience_s: float = 2.0  # for missing answers, after the last request was due
     keep: bool = False  # return the answers, too
-    # The share of an open loop's requests that are prefetches. The seed draws which, so that each kind comes
-    # at the times of a Poisson process of its own.
-    prefetch_ratio: float = 0.0
+    prefetch: bool = False  # over HTTP: its requests are prefetches
     stop: str = ""  # a file: once it exists, an open loop has no more requests due
     best_sellers: str = ""  # of the client: the file that `write_best_sellers` wrote
     deadline_ms: float = 50.0  # of the client's calls
-
-
-def _none() -> np.ndarray:
-    return np.zeros(0, bool)
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,6 @@ class Load:
     answer_bytes: np.ndarray  # (n,) of its body
     generator_cpu_s: float  # processor time of the generator itself
     answers: list[bytes] = field(default_factory=list)  # with `LoadPlan.keep`
-    prefetch: np.ndarray = field(default_factory=_none)  # (n,) it was a prefetch
-    shed: np.ndarray = field(default_factory=_none)  # (n,) the answer says `overloaded`
     began_s: float = 0.0  # the first moment, by the machine's monotonic clock
 
     @property
@@ -91,14 +83,6 @@ class Load:
         """Which requests got an answer with status 200, (n,) bool."""
         found: np.ndarray = self.status == OK
         return found
-
-    def only(self, which: np.ndarray) -> Load:
-        """Return some of the requests, (n,) bool, as if the others had not been counted."""
-        arrays: dict[str, Any] = {
-            name: value[which] for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        answers = list(itertools.compress(self.answers, which.tolist()))
-        return replace(self, **arrays, answers=answers)
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         """Return counts, rates and percentiles.
@@ -190,6 +174,23 @@ def load_generator() -> Iterator[LoadGenerator]:
                 process.kill()
 
 
+@contextlib.contextmanager
+def sending(*plans: tuple[LoadGenerator, LoadPlan]) -> Iterator[list[Load]]:
+    """Carry out open loops until the block ends; the load of each is in the list after it."""
+    loads: list[Load] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="reco-load-") as scratch,
+        ThreadPoolExecutor(len(plans)) as threads,
+    ):
+        over = Path(scratch) / "over"
+        asking = [threads.submit(generator.run, replace(plan, stop=str(over))) for generator, plan in plans]
+        try:
+            yield loads
+        finally:
+            over.touch()
+        loads += [one.result() for one in asking]
+
+
 def carry_out(plan: LoadPlan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Load:
     """Send all requests of a plan in this process."""
     gc.collect()
@@ -236,7 +237,6 @@ def _turn(bodies: Sequence[bytes], start: int) -> Iterator[bytes]:
 async def _open(pool: ConnectionPool, turn: Iterator[bytes], plan: LoadPlan) -> list[Exchange]:
     rng = np.random.default_rng(plan.seed)
     gaps = rng.exponential(1 / plan.rate, max(int(plan.seconds * plan.rate), 1))
-    prefetch = iter((rng.random(len(gaps)) < plan.prefetch_ratio).tolist())
     first = pool.now() + PAUSE_S
     dues = deque((first + np.cumsum(gaps)).tolist())
     end, loop = dues[-1] + plan.patience_s, asyncio.get_running_loop()
@@ -244,7 +244,7 @@ async def _open(pool: ConnectionPool, turn: Iterator[bytes], plan: LoadPlan) -> 
 
     def send() -> None:
         while dues and dues[0] <= (now := pool.now()):
-            exchange = Exchange(next(turn), dues.popleft(), now, next(prefetch))
+            exchange = Exchange(next(turn), dues.popleft(), now)
             exchanges.append(exchange)
             pool.ask(exchange)
         if dues:
@@ -298,8 +298,6 @@ def _load(exchanges: Sequence[Exchange], began: float, ended: float, cpu_s: floa
         answer_bytes=np.array([one.size for one in exchanges], np.int64),
         generator_cpu_s=cpu_s,
         answers=[one.answer for one in exchanges] if keep else [],
-        shed=np.array([_SHED in one.answer for one in exchanges], bool),
-        prefetch=np.array([one.prefetch for one in exchanges], bool),
         began_s=began,
     )
 

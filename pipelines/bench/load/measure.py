@@ -40,12 +40,12 @@ from pipelines.bench.load.arms import (
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import judge_goals
+from pipelines.bench.load.local_store import local_server
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
 from pipelines.bench.load.trials import OVERLOAD, OVERLOAD_CONNECTIONS, basket_lengths, memory_growth
 from pipelines.bench.report import write_report
-from pipelines.live.local_redis import local_server
 from serving.release.bundle import read_manifest
 from serving.release.champion import Champion
 from serving.settings import Settings
@@ -132,7 +132,6 @@ class LoadBench:
     bodies: str  # the requests as the generator reads them
     setup: LoadSetup
     effort: LoadEffort
-    goal_ms: float
     scratch: Path
 
     def send(self, run: ArmRun, seconds: float, rate: float = 0.0, **plan: Any) -> Load:
@@ -170,7 +169,6 @@ def bench_load(
     out_dir: Path,
     names: Sequence[str] = (),
     effort: LoadEffort | None = None,
-    goal_ms: float = GOAL_MS,
     endurance: bool = False,
     deadline_ms: float | None = None,
 ) -> dict[str, Any]:
@@ -183,7 +181,6 @@ def bench_load(
         out_dir: folder of the results.
         names: of the arms; none: all.
         effort: the length of each measurement.
-        goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.
 
@@ -199,7 +196,7 @@ def bench_load(
     manifest = read_manifest(bundle)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-load-")))
-        url, _ = stack.enter_context(local_server())
+        url = stack.enter_context(local_server())
         rows = fill_store(home / "offline_store", scratch / "feast", url)
         settings = Settings(store_url=url, user_limit_per_s=0.0)  # a few shoppers send all requests
         if deadline_ms is not None:
@@ -208,11 +205,11 @@ def bench_load(
         setup = LoadSetup(bundle, settings, scratch / "feast", **rankers)
         generator = stack.enter_context(load_generator())
         bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
-        bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
+        bench = LoadBench(generator, requests, bodies, setup, effort, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
             "effort": asdict(effort),
-            "goal_ms": goal_ms,
+            "goal_ms": GOAL_MS,
             "deadline_ms": settings.deadline_ms,
             "requests": len(requests),
             "candidates": manifest["settings"]["quotas"]["total"],
@@ -251,7 +248,7 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
             bare = measure_pair(bench, our_run, run)
         floor = floor or bare
         runs_of_ours.append(our_run)
-        rows[arm.name] = {**pooled_row([run], bench.goal_ms), "ratio": ratios(run, our_run)}
+        rows[arm.name] = {**pooled_row([run]), "ratio": ratios(run, our_run)}
     if not runs_of_ours:
         with bench.running(ours) as our_run:
             measure_pair(bench, our_run)
@@ -259,7 +256,7 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
     return {
         "skipped": skipped,
         "floor": floor,
-        "arms": {ours.name: pooled_row(runs_of_ours, bench.goal_ms), **rows},
+        "arms": {ours.name: pooled_row(runs_of_ours), **rows},
     }
 
 
@@ -326,7 +323,7 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
     before = run.server.cpu_ms()
     load = bench.send(run, bench.effort.alone_s, keep=True)
     cpu_ms = (run.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
-    summary = load.summary(bench.goal_ms)
+    summary = load.summary(GOAL_MS)
     if run.arm.name != NULL:
         timed = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
         run.answers += [
@@ -352,12 +349,12 @@ def find_capacities(bench: LoadBench, runs: Sequence[ArmRun]) -> None:
         for name, (run, search, rate) in list(searches.items()):
             load = bench.send(run, long_enough(bench.effort.probe_s, rate), rate, seed=seed)
             try:
-                following_rate = search.send(Probe.of(rate, load.summary(bench.goal_ms)))
+                following_rate = search.send(Probe.of(rate, load.summary(GOAL_MS)))
                 searches[name] = (run, search, following_rate)
             except StopIteration as end:
                 run.capacities.append(end.value)
                 del searches[name]
-                log.info("%s: %.0f requests a second within %g ms", name, end.value.rate, bench.goal_ms)
+                log.info("%s: %.0f requests a second within %g ms", name, end.value.rate, GOAL_MS)
         if not searches:
             return
 

