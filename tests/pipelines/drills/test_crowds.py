@@ -44,7 +44,7 @@ def test_a_silent_service_accepts_connections_and_a_stopped_one_does_not() -> No
 
 
 def test_connections_that_are_cut_off_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowds, "CUT_S", 0.3)
+    monkeypatch.setattr(crowds, "CUT_S", 3.0)  # also for a busy machine
 
     def refuse_the_impatient(client: socket.socket) -> None:
         if client.recv(1) == b"x":
