@@ -92,13 +92,18 @@ class UserEvents:
         first[1:] = (self.at[1:] != self.at[:-1]) | (self.basket[1:] != self.basket[:-1])
         return first
 
+    @property
+    def baskets(self) -> int:
+        """Number of baskets; a basket is one number at one moment."""
+        return int(np.count_nonzero(self.begins()))
+
     def codes(self) -> np.ndarray:
         """Return the item of each line, (n,)."""
         return self.items[self.item]
 
     def distinct(self) -> np.ndarray:
         """Return the items that occur, sorted."""
-        return self.items[np.unique(self.item)]
+        return self.items[np.bincount(self.item, minlength=len(self.items)) > 0]
 
     def named(self, ids: np.ndarray) -> UserEvents:
         """Return the events with item codes replaced by `ids[code]`, for codes in the order of their ids."""

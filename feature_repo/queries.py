@@ -23,7 +23,7 @@ from feature_repo.aggregates import (
     summary_of,
 )
 from feature_repo.kernels.candidates import best
-from feature_repo.kernels.history import last_distinct, rhythms, totals_of
+from feature_repo.kernels.history import last_distinct, rhythms
 from feature_repo.kernels.own_baskets import like_this_one
 from feature_repo.kernels.pairs import LAST_ITEMS, compare
 from feature_repo.kernels.partners import link, strongest_links
@@ -48,7 +48,6 @@ class User:
         self.lines = events.before(at)
         self.at = at
         self._kinds: dict[int, UserEvents] = {}
-        self._windows: dict[tuple[float, int | None], EventWindow] = {}
 
     @cached_property
     def events(self) -> UserEvents:
@@ -100,49 +99,10 @@ class User:
         acts = self.acts if self.totals.impressions else self.lines
         return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
 
-    def window(self, seconds: float, kind: int | None = PURCHASE) -> EventWindow:
+    def window(self, seconds: float, kind: int | None = PURCHASE) -> UserEvents:
         """Return the events of one kind (None: of all) in the last `seconds`."""
-        window = self._windows.get((seconds, kind))
-        if window is None:
-            events = self.of(kind)
-            window = EventWindow(events, int(events.at.searchsorted(self.at - seconds)))
-            self._windows[seconds, kind] = window
-        return window
-
-
-class EventWindow:
-    """The events from number `first` on: counts, sums and distinct values."""
-
-    def __init__(self, events: UserEvents, first: int = 0) -> None:
-        self._events, self._first = events, first
-
-    @cached_property
-    def events(self) -> UserEvents:
-        """The events of the span."""
-        return self._events.where(slice(self._first, None))
-
-    @property
-    def baskets(self) -> int:
-        """Number of baskets."""
-        return self._totals[0]
-
-    @property
-    def items(self) -> int:
-        """Number of distinct items."""
-        return self._totals[1]
-
-    @property
-    def spend(self) -> float:
-        """Paid, in the shop's currency."""
-        return self._totals[2]
-
-    @cached_property
-    def _totals(self) -> tuple[int, int, float]:
-        events, rows = self._events, slice(self._first, None)
-        totals: tuple[int, int, float] = totals_of(
-            events.at[rows], events.basket[rows], events.item[rows], events.paid[rows], len(events.items)
-        )
-        return totals
+        events = self.of(kind)
+        return events.where(slice(int(events.at.searchsorted(self.at - seconds)), None))
 
 
 @dataclass(frozen=True)
@@ -296,8 +256,8 @@ class Rows:
             (
                 user.last_items,
                 user.session.codes() if user.totals.session_lines else _NO_CODES,
-                user.window(HOUR_S, CLICK).events.codes() if user.totals.clicks else _NO_CODES,
-                user.window(7 * DAY_S, IMPRESSION).events.codes() if user.totals.impressions else _NO_CODES,
+                user.window(HOUR_S, CLICK).codes() if user.totals.clicks else _NO_CODES,
+                user.window(7 * DAY_S, IMPRESSION).codes() if user.totals.impressions else _NO_CODES,
             ),
             statistics.catalogue,
         )

@@ -33,8 +33,6 @@ BUCKETS_S = (
     *(0.1, 0.2, 0.5, 1.0),
 )
 REQUEST_BUCKETS_S = (0.01, 0.05)  # few: three labels multiply them; the second is the deadline of the SLO
-# Values that one label may take; later ones are counted as "other". No metric has more than 200 series.
-MAX_LABELS = {"stage": 7, "rung": 6, "degraded_reason": 24, "rejected": 32}
 FOLDER = "reco-metrics-"  # of the files of several processes; then the process id of their parent
 ROUTES = ("recommendations", "kserve", "grpc")  # our REST route, KServe's protocols, our gRPC service
 
@@ -177,7 +175,6 @@ CACHE_BYTES = Gauge(
 
 # A rate needs the zero before the first fault.
 _faults = {protocol: FAULTS.labels(protocol) for protocol in ("http", "grpc")}
-_seen: dict[str, set[str]] = {label: set() for label in MAX_LABELS}
 
 
 class ProcessMetrics:
@@ -303,25 +300,10 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
         thread.join()
 
 
-def bounded(label: str, value: str) -> str:
-    """Return `value`, or "other" once `label` has taken its MAX_LABELS different values.
-
-    A reason is cut at its first colon: the text behind it may be a detail of one request.
-    """
-    value = value.partition(":")[0].strip()[:64]
-    seen = _seen[label]
-    if value not in seen:
-        if len(seen) >= MAX_LABELS[label]:
-            return "other"
-        seen.add(value)
-    return value
-
-
 # Looking up a label's counter costs more than counting, so counters in use are cached.
 _responses: dict[tuple[str, str | None], Counter] = {}
 _requests: dict[tuple[str, str, str], Histogram] = {}
 _stages: dict[str, Histogram] = {}
-_MAX_KEPT = 256  # the number of reasons with a detail behind the colon has no bound
 
 
 def count_response(
@@ -335,8 +317,8 @@ def count_response(
     """Count one answer, how long it took, and the time of each of its stages but `total`.
 
     Args:
-        rung: of the ladder.
-        degraded_reason: why it is not full, if it is not.
+        rung: one of `schemas.RUNGS`.
+        degraded_reason: why it is not full, if it is not: one of `schemas.REASONS`.
         stage_ms: of its stages.
         took_s: since the request's last byte.
         route: one of ROUTES.
@@ -344,15 +326,13 @@ def count_response(
     """
     counter = _responses.get((rung, degraded_reason))
     if counter is None:
-        reason = bounded("degraded_reason", degraded_reason or "none")
-        counter = RESPONSES.labels(bounded("rung", rung), reason)
-        if len(_responses) < _MAX_KEPT:
-            _responses[rung, degraded_reason] = counter
+        counter = RESPONSES.labels(rung, degraded_reason or "none")
+        _responses[rung, degraded_reason] = counter
     counter.inc()
     ANSWER_SECONDS.observe(took_s)
     request = _requests.get((route, priority, rung))
     if request is None:
-        request = REQUEST_SECONDS.labels(route, priority, bounded("rung", rung))
+        request = REQUEST_SECONDS.labels(route, priority, rung)
         _requests[route, priority, rung] = request
     request.observe(took_s)
     for stage, ms in stage_ms.items():
@@ -360,13 +340,13 @@ def count_response(
             continue
         histogram = _stages.get(stage)
         if histogram is None:
-            histogram = _stages[stage] = STAGE_SECONDS.labels(bounded("stage", stage))
+            histogram = _stages[stage] = STAGE_SECONDS.labels(stage)
         histogram.observe(ms / 1e3)
 
 
 def count_rejected(reason: str) -> None:
-    """Count one refused request; `reason` is a short fixed word."""
-    REJECTED.labels(bounded("rejected", reason)).inc()
+    """Count one refused request; `reason` is a fixed word, never a part of the request."""
+    REJECTED.labels(reason).inc()
 
 
 def count_fault(protocol: str) -> None:

@@ -32,7 +32,6 @@ from components.evaluation.nightly import TEST_WINDOW, Nightly
 from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
-from feature_repo.queries import EventWindow
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_vocabulary
 from serving.answer.recommender import Prepared, Recommender
@@ -310,7 +309,7 @@ def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
     values = np.array(tally.rows)
     visible = np.array([len(task.visible) for task in tasks])
-    baskets = np.array([EventWindow(task.history).baskets for task in tasks])
+    baskets = np.array([task.history.baskets for task in tasks])
     masks = {
         "basket 3 items or fewer": visible <= 3,
         "basket 4-6 items": (visible >= 4) & (visible <= 6),

@@ -29,7 +29,7 @@ def summarise(
 
     Args:
         at: (n,) times in order.
-        basket: (n,) numbers of the baskets, see `count_baskets`.
+        basket: (n,) numbers of the baskets; a basket is one number at one moment.
         item: (n,) places of the items.
         kind: (n,) 0 a purchase, 1 an impression, 2 a click.
         paid: (n,) money.
@@ -130,39 +130,6 @@ def summarise(
 def _if_since(begin: float, time: float, amount: float) -> float:
     """Return an amount if its time is not before `begin`, 0 otherwise."""
     return amount if time >= begin else 0.0
-
-
-@compiled
-def count_baskets(at: np.ndarray, basket: np.ndarray) -> int:
-    """Return how many baskets lines in order belong to; a basket is one number at one moment."""
-    count = 0
-    for line in range(len(at)):
-        if line == 0 or at[line] != at[line - 1] or basket[line] != basket[line - 1]:
-            count += 1
-    return count
-
-
-@compiled
-def totals_of(
-    at: np.ndarray, basket: np.ndarray, item: np.ndarray, paid: np.ndarray, size: int
-) -> tuple[int, int, float]:
-    """Return the number of baskets and of distinct items in lines in order, and the money paid for them.
-
-    Args:
-        at: (n,) times.
-        basket: (n,) numbers of the baskets, see `count_baskets`.
-        item: (n,) places of the items.
-        paid: (n,) money.
-        size: how many items there are.
-    """
-    seen = np.zeros(size, np.bool_)
-    items, spend = 0, 0.0
-    for line in range(len(at)):
-        if not seen[item[line]]:
-            seen[item[line]] = True
-            items += 1
-        spend += paid[line]
-    return count_baskets(at, basket), items, spend
 
 
 @compiled

@@ -20,7 +20,7 @@ from components.evaluation.protocol import Task, last_baskets, read_tasks
 from components.retriever.extend_index import extend_index
 from feature_repo.aggregates import no_events
 from feature_repo.events import Dataset
-from feature_repo.queries import EventWindow, Rows
+from feature_repo.queries import Rows
 from feature_repo.schema import LEVELS, model_inputs
 from serving.answer.recommender import Prepared, Recommender
 from serving.release.bundle import Bundle, load_bundle
@@ -189,7 +189,7 @@ def map_hidden_items(
     for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         place = np.argsort(np.argsort(-scores, kind="stable"))
-        baskets += [EventWindow(task.history).baskets] * len(task.hidden)
+        baskets += [task.history.baskets] * len(task.hidden)
         for item, is_repeat in zip(task.hidden.tolist(), task.bought_before.tolist(), strict=True):
             [at] = np.flatnonzero(prepared.candidates.codes == item)[:1].tolist() or [-1]
             source = "not retrieved" if at < 0 else SOURCES[prepared.candidates.source[at]]

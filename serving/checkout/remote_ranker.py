@@ -197,7 +197,7 @@ class RemoteRanker:
         _calls["failed"].inc()
         self._breaker.failed(why)
 
-    def _probe(self) -> str:
+    def _probe(self) -> bool:
         """Ask whether the model is ready; for the breaker's thread."""
         assert self._loop is not None
         asked = asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop)
@@ -205,30 +205,30 @@ class RemoteRanker:
             return asked.result(LOOP_S)
         except TimeoutError:
             asked.cancel()
-            return "the endpoint's own loop has no time"
+            return False
 
-    async def _connect_anew(self) -> str:
-        """Ask by a new connection and return the fault; without one, it takes the old one's place.
+    async def _connect_anew(self) -> bool:
+        """Ask by a new connection whether the model is ready; if so, it takes the old one's place.
 
         The old one may lead to a machine that is gone without a word, or pause before it tries again.
         """
         try:
             channel = self._new_channel()
-        except RankerUnavailable as error:
-            return str(error)
+        except RankerUnavailable:
+            return False
         ask = channel.unary_unary(
             f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
         )
         try:
             answer = await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)
-            why = "" if answer.ready else f"{self._target} says that {self._asked} is not ready"
-        except grpc.aio.AioRpcError as error:
-            why = f"{self._target} says {error.code().name}"
+            is_ready = bool(answer.ready)
+        except grpc.aio.AioRpcError:
+            is_ready = False
         old = channel
-        if not why:
+        if is_ready:
             old, self._channel = self._open(), channel
         await old.close()
-        return why
+        return is_ready
 
 
 def write_request(model: str, dense: np.ndarray, categorical: np.ndarray) -> ModelInferRequest:

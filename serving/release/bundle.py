@@ -251,7 +251,7 @@ def load_bundle(path: Path) -> Bundle:
     verify_files(path, manifest)
     try:
         statistics = read_statistics(path / "statistics")
-        index = read_item_index(path / "index.faiss")
+        index, removed = _open_index(path, statistics)
         bundle = Bundle(
             path,
             manifest["bundle_id"],
@@ -262,7 +262,7 @@ def load_bundle(path: Path) -> Bundle:
             open_session(path / "query_tower.onnx"),
             open_session(path / "ranker.onnx"),
             index,
-            _change(index, path, statistics),
+            removed,
         )
         _check_shapes(bundle)
     except BundleInvalid:
@@ -273,18 +273,13 @@ def load_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def _change(index: ItemIndex, path: Path, statistics: Statistics) -> np.ndarray:
-    """Put new items beside the index, take removed ones out, and return the codes of those."""
-    added, removed = (
-        np.load(path / name, allow_pickle=False) if (path / name).is_file() else None
-        for name in (NEW_VECTORS, REMOVED_ITEMS)
-    )
-    if added is not None:
-        index.add(np.arange(statistics.known_items, len(statistics.item_ids)), added)
-    if removed is None:
-        return np.empty(0, np.int64)
-    index.remove(removed)
-    return removed
+def _open_index(path: Path, statistics: Statistics) -> tuple[ItemIndex, np.ndarray]:
+    """Return the index with new items beside it and without removed ones, and the codes of those."""
+    new, gone = path / NEW_VECTORS, path / REMOVED_ITEMS
+    codes = np.arange(statistics.known_items, len(statistics.item_ids))
+    added = (codes, np.load(new, allow_pickle=False)) if new.is_file() else None
+    removed = np.load(gone, allow_pickle=False) if gone.is_file() else np.empty(0, np.int64)
+    return read_item_index(path / "index.faiss", added, removed), removed
 
 
 def _read_settings(given: Mapping[str, Any]) -> RankingSettings:

@@ -38,17 +38,6 @@ PLAIN = Search()
 _NOTHING = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class _State:
-    """The parts that may change, replaced as a whole: a reader sees the old one or the new one."""
-
-    codes: np.ndarray  # (m,) int64, sorted: the items beside the main index
-    vectors: np.ndarray  # (m, dimension) float32
-    removed: np.ndarray  # (r,) int64, sorted: rows of the main index that no search returns
-    # A selector of millions of items takes long to make: one per search and state.
-    selections: dict[Search, _Selection] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Selection:
     """The rows of the main index that a search may return."""
@@ -61,23 +50,39 @@ class _Selection:
 class ItemIndex:
     """Searches a main Faiss index of any type, and a small exact one beside it for items added later.
 
-    `add` and `remove` take effect for every search that begins afterwards, without a rebuild and without a
-    lock for readers. The pipeline builds the next main index from the remaining items.
+    Nothing changes after it was opened. The pipeline builds the next main index from the remaining items.
     """
 
-    def __init__(self, main: Any) -> None:
+    def __init__(
+        self, main: Any, added: tuple[np.ndarray, np.ndarray] | None = None, removed: np.ndarray = _NOTHING
+    ) -> None:
         """Take an inner-product index whose row numbers are item codes.
 
+        Args:
+            main: the index.
+            added: (m,) distinct codes of items beside it, and their vectors of the item tower,
+                (m, dimension); an item of the index gets the new vector.
+            removed: (r,) codes of items, the added ones too, that no search returns.
+
         Raises:
-            ValueError: its type cannot be searched by this class.
+            ValueError: its type cannot be searched by this class, or the items do not fit to it.
         """
         self._main = main
         self._own = _own_parameters(main)
+        codes, vectors = _NOTHING, np.empty((0, self.dimension), np.float32)
+        if added is not None:
+            codes, vectors = np.asarray(added[0], np.int64), np.asarray(added[1], np.float32)
+            self._check_added(codes, vectors)
+        removed = np.asarray(removed, np.int64)
+        self._check_removed(removed, codes)
+        stays = ~np.isin(codes, removed)
+        self._codes, self._vectors = codes[stays], vectors[stays]  # the items beside the main index
+        hidden = np.concatenate([codes, removed])
+        self._hidden = hidden[hidden < self.rows]  # rows of the main index that no search returns
+        # A selector of millions of items takes long to make: one for each search.
+        self._selections: dict[Search, _Selection] = {}
         self._twin = _gpu_twin(main)
         self._one_at_a_time = threading.Lock()  # on the GPU: its scratch memory is shared
-        self._writing = threading.Lock()
-        nothing = np.empty(0, np.int64)
-        self._state = _State(nothing, np.empty((0, main.d), np.float32), nothing)
 
     @property
     def rows(self) -> int:
@@ -111,29 +116,16 @@ class ItemIndex:
         Raises:
             ValueError: a parameter that this type of index does not have.
         """
-        state = self._state  # read once: a writer may replace it meanwhile
-        selection = state.selections.get(search)
+        selection = self._selections.get(search)
         if selection is None:
-            selection = state.selections[search] = self._select(state, search)
+            selection = self._selections[search] = self._select(search)
         scores, codes = self._search_main(vectors, k, search, selection)
         codes = np.where(codes < self.rows, codes, -1)
-        return (
-            _with_others(scores, codes, vectors, state, search.allowed)
-            if len(state.codes)
-            else (scores, codes)
-        )
+        if not len(self._codes):
+            return scores, codes
+        return self._with_others(scores, codes, vectors, search.allowed)
 
-    def add(self, codes: np.ndarray, vectors: np.ndarray) -> None:
-        """Put items beside the main index; a present item gets the new vector.
-
-        Args:
-            codes: (m,) distinct item codes.
-            vectors: (m, dimension), those of the item tower.
-
-        Raises:
-            ValueError: the two do not fit together.
-        """
-        codes, vectors = np.asarray(codes, np.int64), np.asarray(vectors, np.float32)
+    def _check_added(self, codes: np.ndarray, vectors: np.ndarray) -> None:
         if vectors.shape != (len(codes), self.dimension) or len(np.unique(codes)) < len(codes):
             raise ValueError(
                 f"{len(codes)} codes, {len(np.unique(codes))} of them distinct, came with vectors of shape "
@@ -141,47 +133,27 @@ class ItemIndex:
             )
         if (len(codes) and codes.min() < 0) or not np.isfinite(vectors).all():
             raise ValueError("a code below 0 or a vector that is not finite: expected neither")
-        with self._writing:
-            now = self._state
-            stays = ~np.isin(now.codes, codes)
-            every = np.concatenate([now.codes[stays], codes])
-            order = np.argsort(every)
-            rows = np.concatenate([now.vectors[stays], vectors])[order]
-            self._state = _State(every[order], rows, self._without(now, codes))
 
-    def remove(self, codes: np.ndarray) -> None:
-        """Leave these items out of every search until they are added again.
+    def _check_removed(self, codes: np.ndarray, added: np.ndarray) -> None:
+        exists = np.isin(codes, added) | ((codes >= 0) & (codes < self.rows))
+        if not exists.all():
+            raise ValueError(
+                f"code {codes[~exists][0]} is no item of this index: expected 0 to {self.rows - 1}"
+            )
 
-        Raises:
-            ValueError: a code that was never there.
-        """
-        codes = np.asarray(codes, np.int64)
-        with self._writing:
-            now = self._state
-            exists = np.isin(codes, now.codes) | ((codes >= 0) & (codes < self.rows))
-            if not exists.all():
-                raise ValueError(
-                    f"code {codes[~exists][0]} is no item of this index: expected 0 to {self.rows - 1}"
-                )
-            stays = ~np.isin(now.codes, codes)
-            self._state = _State(now.codes[stays], now.vectors[stays], self._without(now, codes))
-
-    def _without(self, state: _State, codes: np.ndarray) -> np.ndarray:
-        return np.union1d(state.removed, codes[codes < self.rows])
-
-    def _select(self, state: _State, search: Search) -> _Selection:
+    def _select(self, search: Search) -> _Selection:
         if unknown := set(search.parameters) - set(self._own):
             raise ValueError(
                 f"an index of type {type(self._main).__name__} has no search parameter {min(unknown)!r}: "
                 f"it has {', '.join(self._own) or 'none'}"
             )
-        if search.allowed is None and not len(state.removed):
+        if search.allowed is None and not len(self._hidden):
             return _Selection(None, _parameters(self._own | dict(search.parameters), None), self.rows)
         may = np.ones(self.rows, bool)
         if search.allowed is not None:
             may[:] = False
             may[: len(search.allowed)] = search.allowed[: self.rows]
-        may[state.removed] = False
+        may[self._hidden] = False
         selector = _faiss.IDSelectorBitmap(np.packbits(may, bitorder="little"))
         parameters = _parameters(self._own | dict(search.parameters), selector)
         return _Selection(selector, parameters, int(may.sum()))
@@ -203,6 +175,21 @@ class ItemIndex:
             short = codes[:, wanted - 1] < 0
         return scores, codes
 
+    def _with_others(
+        self, scores: np.ndarray, codes: np.ndarray, vectors: np.ndarray, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best of the main index's items and of those beside it."""
+        may = np.ones(len(self._codes), bool)
+        if allowed is not None:
+            may = self._codes < len(allowed)
+            may[may] = allowed[self._codes[may]]
+        others = self._codes[may]
+        k = scores.shape[1]
+        scores = np.concatenate([scores, vectors @ self._vectors[may].T], axis=1)
+        codes = np.concatenate([codes, np.broadcast_to(others, (len(codes), len(others)))], axis=1)
+        best = np.argsort(np.where(codes < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores, best, axis=1), np.take_along_axis(codes, best, axis=1)
+
     def _search_twin(self, vectors: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
         assert self._twin is not None
         with self._one_at_a_time:
@@ -215,16 +202,23 @@ class ItemIndex:
         return given | {n: min(v * HARDER, most[n]) for n, v in given.items() if most.get(n, 0) > v}
 
 
-def read_item_index(file: Path) -> ItemIndex:
+def read_item_index(
+    file: Path, added: tuple[np.ndarray, np.ndarray] | None = None, removed: np.ndarray = _NOTHING
+) -> ItemIndex:
     """Return the index of a file, mapped into memory: processes that read the same file share its pages.
+
+    Args:
+        file: the main index.
+        added: codes and vectors of items beside it.
+        removed: codes of items that no search returns.
 
     Raises:
         RuntimeError: the file is no index, or claims more than it holds.
-        ValueError: its type cannot be searched here.
+        ValueError: its type cannot be searched here, or the items do not fit to it.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
     read_faiss(file)  # reports a truncated file; the reader below would crash
-    return ItemIndex(read_faiss(file, faiss.IO_FLAG_MMAP_IFC))
+    return ItemIndex(read_faiss(file, faiss.IO_FLAG_MMAP_IFC), added, removed)
 
 
 def read_faiss(file: Path, flags: int = 0) -> faiss.Index:
@@ -277,22 +271,6 @@ class FaissTower:
             for number, codes in zip(asking, self._index.search(vectors, k, self._search)[1], strict=True):
                 nearest[number] = codes[codes >= 0]
         return nearest
-
-
-def _with_others(
-    scores: np.ndarray, codes: np.ndarray, vectors: np.ndarray, state: _State, allowed: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best of the main index's items and of those beside it."""
-    may = np.ones(len(state.codes), bool)
-    if allowed is not None:
-        may = state.codes < len(allowed)
-        may[may] = allowed[state.codes[may]]
-    others = state.codes[may]
-    k = scores.shape[1]
-    scores = np.concatenate([scores, vectors @ state.vectors[may].T], axis=1)
-    codes = np.concatenate([codes, np.broadcast_to(others, (len(codes), len(others)))], axis=1)
-    best = np.argsort(np.where(codes < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, best, axis=1), np.take_along_axis(codes, best, axis=1)
 
 
 def _own_parameters(index: Any) -> dict[str, int]:

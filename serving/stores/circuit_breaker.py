@@ -25,15 +25,12 @@ class CircuitBreaker:
     While it is open, a background thread probes the dependency: no request is spent on that.
     """
 
-    def __init__(
-        self, dependency: str, probe: Callable[[], str], *, is_open: bool = False, probe_s: float = PROBE_S
-    ) -> None:
+    def __init__(self, dependency: str, probe: Callable[[], bool], *, probe_s: float = PROBE_S) -> None:
         """Watch a dependency.
 
         Args:
             dependency: its name, a label of the metrics.
-            probe: calls the dependency once and returns the fault, or "" if it works.
-            is_open: start open, and probe at once; calls wait for the first success.
+            probe: calls the dependency once and returns whether it works.
             probe_s: seconds between two probes, after the first few.
         """
         self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
@@ -45,9 +42,6 @@ class CircuitBreaker:
         self.is_open = False  # calls must not be made
         self._opened: threading.Event | None = None  # set to end the probing; None while closed
         self._probing: threading.Thread | None = None
-        if is_open:
-            with self._lock:
-                self._open(at_once=True)
 
     def succeeded(self) -> None:
         """Record a reply of any kind; needed only while there are `failures_lately`."""
@@ -66,7 +60,7 @@ class CircuitBreaker:
                 "%s failed %d times in a row, in %d of the latest %d calls, and is not asked for now: %s",
                 *(self._dependency, self._failures, failed, LATEST, why),
             )
-            self._open(at_once=False)
+            self._open()
 
     def close(self) -> None:
         """Stop probing and let calls through again."""
@@ -76,35 +70,29 @@ class CircuitBreaker:
         if probing is not None:
             probing.join()
 
-    def _open(self, at_once: bool) -> None:
+    def _open(self) -> None:
         """Open the breaker and start to probe; the lock is held."""
         self._opened = over = threading.Event()
         self.is_open = True
         self._gauge.set(1)
         name = f"{self._dependency.replace('_', '-')}-probe"
-        probing = threading.Thread(target=self._watch, args=(over, at_once), name=name, daemon=True)
+        probing = threading.Thread(target=self._watch, args=(over,), name=name, daemon=True)
         try:
             probing.start()
             self._probing = probing
         except RuntimeError:  # no thread can start, so nothing would ever close the breaker again
             self._shut(over)
 
-    def _watch(self, over: threading.Event, at_once: bool) -> None:
+    def _watch(self, over: threading.Event) -> None:
         """Probe until a probe succeeds, then close the breaker."""
-        told = not at_once  # why it opened
-        pause_s = 0.0 if at_once else FIRST_PROBE_S
+        pause_s = FIRST_PROBE_S
         try:
             # Random pauses keep the replicas of the endpoint from probing at the same moment.
             while not over.wait(min(pause_s, self._probe_s) * random.uniform(0.8, 1.2)):
-                pause_s = max(2 * pause_s, FIRST_PROBE_S)
-                why = self._probe()
-                if not why:
-                    if told:
-                        _log.warning("%s is back", self._dependency)
+                pause_s *= 2
+                if self._probe():
+                    _log.warning("%s is back", self._dependency)
                     return
-                if not told:
-                    _log.warning("%s is not asked until it answers: %s", self._dependency, why)
-                    told = True
         finally:
             with self._lock:
                 self._shut(over)

@@ -338,24 +338,24 @@ class GuardedStore:
             _reads["absent" if row is None else "found"].inc()
         return row
 
-    def _probe(self) -> str:
-        """Return why the store does not answer, or "".
+    def _probe(self) -> bool:
+        """Return whether the store answers.
 
         A read has no time to connect, but it leaves the connection to the next read.
         """
-        if why := self._read_nothing():
-            time.sleep(CONNECTED_S)
-            why = self._read_nothing()
-        return why
+        if self._answers():
+            return True
+        time.sleep(CONNECTED_S)
+        return self._answers()
 
-    def _read_nothing(self) -> str:
+    def _answers(self) -> bool:
         try:
             self._store.read(_PROBE_USER)
         except RowInvalid:
             pass  # also a reply: the store works
-        except FeaturesUnavailable as error:
-            return str(error)
-        return ""
+        except FeaturesUnavailable:
+            return False
+        return True
 
 
 def open_store(url: str) -> OnlineStore:

@@ -19,6 +19,7 @@ from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
 from pipelines.bench.report import table as markdown_table
+from serving.errors import Overloaded, UserOverLimit
 from serving.settings import Settings, variable
 from tests.docs.source import (
     ROOT,
@@ -309,13 +310,23 @@ def reasons() -> str:
     return table(("`degraded_reason`", "cause"), rows)
 
 
+_REFUSAL = re.compile(
+    r'(?:count_rejected\((?:"\w+" if .+ else )?|(?:_hang_up|_Refused)\(\d+, |_refuse_head, \d+, )"(\w+)"'
+)
+
+
+def refusals_counted() -> set[str]:
+    """Return the values of the label `reason` of reco_rejected_total: all are words of the code."""
+    words = {Overloaded.reason, UserOverLimit.reason}
+    for path in (ROOT / "serving" / "api").glob("*.py"):
+        words |= set(_REFUSAL.findall(path.read_text(encoding="utf-8")))
+    return words | {reason for _, _, reason in import_module("serving.api.endpoint")._REFUSALS.values()}
+
+
 def rejected() -> str:
     """Return the sentence with the values of the label `reason` of reco_rejected_total."""
-    names = set()
-    for path in sorted((ROOT / "serving").rglob("*.py")):
-        names |= set(re.findall(r'count_rejected\("(\w+)"\)', path.read_text(encoding="utf-8")))
-    names |= {reason for _, _, reason in import_module("serving.api.endpoint")._REFUSALS.values()}
-    return f"`reco_rejected_total` counts refusals by `reason`: {', '.join(map(code, sorted(names)))}.\n"
+    words = ", ".join(map(code, sorted(refusals_counted())))
+    return f"`reco_rejected_total` counts refusals by `reason`: {words}.\n"
 
 
 def command_errors() -> str:

@@ -185,6 +185,13 @@ def test_two_baskets_of_one_moment_are_two() -> None:
     assert history.count.tolist() == [2]
 
 
+@given(lines)
+def test_baskets_and_distinct_items_of_a_row(events: list[Line]) -> None:
+    row = row_of(list(enumerate(events)))
+    assert row.baskets == len({(at, basket) for at, _, _, basket, _ in events})
+    assert row.distinct().tolist() == sorted({item for _, item, *_ in events})
+
+
 def test_before_is_strict_and_the_packed_part_drops_later_items() -> None:
     row = row_of([(1, (MONDAY, "tea", PURCHASE, 1, 1.0)), (2, (MONDAY + 60, "milk", PURCHASE, 2, 1.0))])
     assert len(row.before(MONDAY)) == 0

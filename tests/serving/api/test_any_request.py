@@ -27,6 +27,7 @@ from serving.shop.availability import AvailabilityFile
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.checkout.joined_ranker import joined_ranker
+from tests.serving.test_metrics import STAGES
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]
@@ -99,6 +100,7 @@ def check(recommender: Recommender, request: Request, response: Response, exclud
     assert response.rung != "empty" or response.degraded_reason or not request.k
     assert response.degraded_reason in {*REASONS, None}
     assert response.degraded == (response.degraded_reason not in {None, NOTHING_LEFT})
+    assert set(response.stage_ms) <= {*STAGES, "total"}
     json.dumps(response.to_dict(), allow_nan=False)
     check_order(recommender.bundle, request, response)
     check_reasons(recommender, request, response)

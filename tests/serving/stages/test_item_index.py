@@ -1,6 +1,5 @@
 """The index finds the items of a full scan, without removed items and with added ones."""
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,10 +56,9 @@ def test_exact_search_equals_a_full_scan(indexes: dict[str, faiss.Index]) -> Non
 
 @pytest.mark.parametrize("description", TYPES)
 def test_other_items_replace_removed_ones(indexes: dict[str, faiss.Index], description: str) -> None:
-    index, query = ItemIndex(indexes[description]), planted(1, seed=2)
-    search = Search(TYPES[description])
-    best = index.search(query, 50, search)[1][0]
-    index.remove(best[:30])
+    query, search = planted(1, seed=2), Search(TYPES[description])
+    best = ItemIndex(indexes[description]).search(query, 50, search)[1][0]
+    index = ItemIndex(indexes[description], removed=best[:30])
     left = index.search(query, 50, search)[1][0]
     assert len(set(left.tolist())) == 50
     assert not set(left.tolist()) & set(best[:30].tolist())
@@ -74,8 +72,7 @@ def test_too_few_items_in_the_searched_lists_widen_the_search(
 ) -> None:
     """All but 20 items are removed: a search of one list, or 16 nodes, would hardly find any of them."""
     keep = np.arange(0, ITEMS, ITEMS // 20)
-    index = ItemIndex(indexes[description])
-    index.remove(np.setdiff1d(np.arange(ITEMS), keep))
+    index = ItemIndex(indexes[description], removed=np.setdiff1d(np.arange(ITEMS), keep))
     little = Search({name: {"nprobe": 1, "efSearch": 16}.get(name, 1) for name in TYPES[description]})
     found = index.search(planted(3, seed=3), 30, little)[1]
     assert all(sorted(row[row >= 0].tolist()) == keep.tolist() for row in found)
@@ -92,9 +89,9 @@ def test_only_allowed_items_are_found(indexes: dict[str, faiss.Index], descripti
 
 
 def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]) -> None:
-    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=5)
+    query = planted(1, seed=5)
     new = np.concatenate([100 * query, -100 * query])
-    index.add(np.array([ITEMS + 1, ITEMS]), new)
+    index = ItemIndex(indexes["Flat"], (np.array([ITEMS + 1, ITEMS]), new))
     codes = index.search(query, ITEMS + 5)[1][0]
     assert codes[0] == ITEMS + 1
     assert codes[ITEMS + 1] == ITEMS, "the worst of all comes last"
@@ -102,40 +99,22 @@ def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]
     only = np.zeros(ITEMS + 2, bool)
     only[[3, ITEMS]] = True
     assert index.search(query, 2, Search(allowed=only))[1][0].tolist() == [3, ITEMS]
-    short = np.ones(ITEMS, bool)  # made before the two items were added: it allows neither
+    short = np.ones(ITEMS, bool)  # of the main index's items: it allows neither
     assert index.search(query, 1, Search(allowed=short))[1][0, 0] < ITEMS
 
 
-def test_a_new_vector_replaces_the_old_one(indexes: dict[str, faiss.Index]) -> None:
-    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=6)
-    worst = int(index.search(query, ITEMS)[1][0, -1])
-    for _ in range(2):
-        index.add(np.array([worst]), 50 * query)
-    codes = index.search(query, ITEMS)[1][0]
-    assert codes[0] == worst
-    assert sorted(codes.tolist()) == list(range(ITEMS))
-    index.remove(np.array([worst]))
-    assert worst not in index.search(query, ITEMS)[1][0]
-
-
-Change = st.tuples(st.sampled_from(["add", "remove"]), st.lists(st.integers(0, 39), min_size=1, unique=True))
-
-
 @settings(deadline=None, max_examples=40)
-@given(st.lists(Change, max_size=8))
-def test_any_order_of_changes_gives_the_items_of_a_dict(changes: list[tuple[str, list[int]]]) -> None:
-    index, held = ItemIndex(faiss_index("Flat", planted(30))), dict(enumerate(planted(30)))
-    ever = set(held)
-    for number, (kind, codes) in enumerate(changes):
-        if kind == "add":
-            vectors = planted(len(codes), seed=100 + number)
-            index.add(np.array(codes), vectors)
-            held |= dict(zip(codes, vectors, strict=True))
-            ever |= set(codes)
-        else:
-            there = [code for code in codes if code < 30 or code in held]
-            index.remove(np.array(there, np.int64))
-            held = {code: vector for code, vector in held.items() if code not in there}
+@given(
+    st.lists(st.integers(0, 39), max_size=12, unique=True),
+    st.lists(st.integers(0, 39), max_size=12),
+)
+def test_additions_and_removals_give_the_items_of_a_dict(added: list[int], removed: list[int]) -> None:
+    """A new vector replaces the old one, and a removed item stays away though it was added."""
+    held, vectors = dict(enumerate(planted(30))), planted(len(added), seed=100)
+    held |= dict(zip(added, vectors, strict=True))
+    gone = [code for code in removed if code in held]
+    index = ItemIndex(faiss_index("Flat", planted(30)), (np.array(added), vectors), np.array(gone))
+    held = {code: vector for code, vector in held.items() if code not in gone}
     query = planted(1, seed=7)
     codes = index.search(query, 40)[1][0]
     expected = sorted(held, key=lambda code: -float(query[0] @ held[code]))
@@ -144,41 +123,21 @@ def test_any_order_of_changes_gives_the_items_of_a_dict(changes: list[tuple[str,
 
 
 def test_codes_and_vectors_that_do_not_fit_are_refused(indexes: dict[str, faiss.Index]) -> None:
-    index = ItemIndex(indexes["Flat"])
+    flat = indexes["Flat"]
     with pytest.raises(ValueError, match="one vector of 16 numbers for each distinct code"):
-        index.add(np.array([1, 1]), planted(2))
+        ItemIndex(flat, (np.array([1, 1]), planted(2)))
     with pytest.raises(ValueError, match="one vector of 16 numbers"):
-        index.add(np.array([1]), planted(1)[:, :3])
+        ItemIndex(flat, (np.array([1]), planted(1)[:, :3]))
     with pytest.raises(ValueError, match="not finite"):
-        index.add(np.array([1]), np.full((1, WIDTH), np.nan))
+        ItemIndex(flat, (np.array([1]), np.full((1, WIDTH), np.nan)))
+    with pytest.raises(ValueError, match="a code below 0"):
+        ItemIndex(flat, (np.array([-1]), planted(1)))
     with pytest.raises(ValueError, match="code 2000 is no item of this index: expected 0 to 1999"):
-        index.remove(np.array([ITEMS]))
+        ItemIndex(flat, removed=np.array([ITEMS]))
     with pytest.raises(ValueError, match="has no search parameter 'nprobe': it has none"):
-        index.search(planted(1), 3, Search({"nprobe": 3}))
+        ItemIndex(flat).search(planted(1), 3, Search({"nprobe": 3}))
     with pytest.raises(ValueError, match="expected Flat, IVF"):
         ItemIndex(faiss.IndexLSH(WIDTH, 8))
-
-
-def test_readers_see_the_old_state_or_the_new_one(indexes: dict[str, faiss.Index]) -> None:
-    """A pair is added and removed as one, again and again: no search finds one without the other."""
-    index, query = ItemIndex(indexes["Flat"]), planted(1, seed=8)
-    pair, vectors = np.array([ITEMS, ITEMS + 1]), 100 * np.concatenate([query, query])
-    over, torn = threading.Event(), []
-
-    def write() -> None:
-        for _ in range(300):
-            index.add(pair, vectors)
-            index.remove(pair)
-        over.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    while not over.is_set():
-        found = np.isin(pair, index.search(query, 5)[1][0])
-        if found[0] != found[1]:
-            torn.append(found)
-    writer.join()
-    assert not torn
 
 
 @pytest.mark.parametrize("description", TYPES)
@@ -274,8 +233,8 @@ def test_gpu_search_equals_cpu_search(description: str) -> None:
     cpu._twin = None
     found, expected = index.search(queries, 20, search)[1], cpu.search(queries, 20, search)[1]
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found, expected, strict=True)]) > 0.95
-    index.remove(found[0])
-    assert not np.isin(index.search(queries, 20, search)[1][0], found[0]).any()
+    fewer = ItemIndex(main, removed=found[0])
+    assert not np.isin(fewer.search(queries, 20, search)[1][0], found[0]).any()
 
 
 @pytest.mark.parametrize("description", TYPES)

@@ -14,15 +14,15 @@ class Dependency:
     """A dependency that is healthy until a failure is injected, or its probe is broken."""
 
     def __init__(self) -> None:
-        self.wrong = ""
+        self.is_down = False
         self.defect: Exception | None = None
         self.probes = 0
 
-    def probe(self) -> str:
+    def probe(self) -> bool:
         self.probes += 1
         if self.defect:
             raise self.defect
-        return self.wrong
+        return not self.is_down
 
 
 def probing() -> list[threading.Thread]:
@@ -48,7 +48,7 @@ def fail(breaker: CircuitBreaker, times: int) -> None:
 
 
 def test_a_few_failures_in_a_row_open_the_breaker(breaker: CircuitBreaker, dependency: Dependency) -> None:
-    dependency.wrong = "down"
+    dependency.is_down = True
     for _ in range(2):
         fail(breaker, FAILURES - 1)
         breaker.succeeded()
@@ -68,7 +68,7 @@ def test_a_healthy_dependency_is_used_again_soon(dependency: Dependency) -> None
 def test_a_high_share_of_recent_failures_opens_the_breaker(
     breaker: CircuitBreaker, dependency: Dependency
 ) -> None:
-    dependency.wrong = "down"
+    dependency.is_down = True
     calls = 0
     while not breaker.is_open:
         fail(breaker, 1)
@@ -87,40 +87,16 @@ def test_rare_failures_never_open_the_breaker(breaker: CircuitBreaker) -> None:
 
 def test_probing_ends_once_the_dependency_is_healthy(dependency: Dependency) -> None:
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
-    dependency.wrong = "still down"
+    dependency.is_down = True
     fail(breaker, FAILURES)
     eventually(lambda: dependency.probes > 3)
     assert breaker.is_open
-    dependency.wrong = ""
+    dependency.is_down = False
     eventually(lambda: not breaker.is_open)
     eventually(lambda: not probing())
     fail(breaker, FAILURES - 1)
     assert not breaker.is_open, "what failed before is forgotten"
     breaker.close()
-
-
-def test_a_breaker_that_starts_open_probes_at_once_and_logs_once(
-    dependency: Dependency, caplog: pytest.LogCaptureFixture
-) -> None:
-    dependency.wrong = "nobody listens"
-    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True, probe_s=0.01)
-    assert breaker.is_open
-    eventually(lambda: dependency.probes > 3)
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told == "some_thing is not asked until it answers: nobody listens"
-    dependency.wrong = ""
-    eventually(lambda: not breaker.is_open)
-    breaker.close()
-
-
-def test_a_breaker_that_starts_open_on_a_healthy_one_logs_nothing(
-    dependency: Dependency, caplog: pytest.LogCaptureFixture
-) -> None:
-    breaker = CircuitBreaker("some_thing", dependency.probe, is_open=True)
-    eventually(lambda: not breaker.is_open)
-    breaker.close()
-    assert not caplog.records
-    assert dependency.probes == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -134,7 +110,7 @@ def test_a_bug_in_the_probe_does_not_keep_the_breaker_open(
 
 def test_closing_ends_the_probing(dependency: Dependency) -> None:
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
-    dependency.wrong = "down"
+    dependency.is_down = True
     fail(breaker, FAILURES)
     breaker.close()
     assert not breaker.is_open
@@ -145,7 +121,7 @@ def test_closing_ends_the_probing(dependency: Dependency) -> None:
 
 def test_many_threads_open_the_breaker_once(dependency: Dependency, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    dependency.wrong = "down"  # else a probe closes the breaker while threads still fail
+    dependency.is_down = True  # else a probe closes the breaker while threads still fail
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=60.0)
     threads = [threading.Thread(target=fail, args=(breaker, 50)) for _ in range(8)]
     for thread in threads:
@@ -163,9 +139,9 @@ def test_the_gauge_shows_the_open_breaker(breaker: CircuitBreaker, dependency: D
     def shown() -> float | None:
         return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
 
-    dependency.wrong = "down"
+    dependency.is_down = True
     fail(breaker, FAILURES)
     assert shown() == 1
-    dependency.wrong = ""
+    dependency.is_down = False
     eventually(lambda: not breaker.is_open)
     eventually(lambda: shown() == 0)
