@@ -59,7 +59,7 @@ fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up request
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
 	$(BIN)/python -m tests.fuzz.attacks
 
-storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: an hour or more
+storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: half an hour
 	STORM_KILLS=50 STORM_ROUNDS=200 $(BIN)/pytest -q -s -m slow tests/components/release/test_promotion_storm.py
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
