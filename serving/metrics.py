@@ -35,6 +35,12 @@ BUCKETS_S = (
 REQUEST_BUCKETS_S = (0.01, 0.05)  # few: three labels multiply them; the second is the deadline of the SLO
 FOLDER = "reco-metrics-"  # of the files of several processes; then the process id of their parent
 ROUTES = ("recommendations", "kserve", "grpc")  # our REST route, KServe's protocols, our gRPC service
+STAGES = ("features", "retrieval", "ranking", "reranking", "cache", "fallback")
+REFUSALS = (  # values of the label `reason` of reco_rejected_total
+    *("binary_tensors", "body_timeout", "body_too_large", "caller", "client_gone", "connections"),
+    *("head_timeout", "head_too_large", "http", "invalid_input", "not_http", "not_json", "not_offered"),
+    *("not_ready", "overloaded", "route", "schema", "unknown_model", "user_over_limit", "web_page"),
+)
 
 disable_created_metrics()  # a series more for each counter and histogram, and no query reads it
 
@@ -345,7 +351,7 @@ def count_response(
 
 
 def count_rejected(reason: str) -> None:
-    """Count one refused request; `reason` is a fixed word, never a part of the request."""
+    """Count one refused request; `reason` is one of REFUSALS."""
     REJECTED.labels(reason).inc()
 
 

@@ -69,6 +69,7 @@ CONNECTIONS = _guarded()
 # Files go to the workers in this order, so that no long one starts when the others have ended.
 LONGEST_FIRST = (
     "docs/test_tutorial.py",
+    "docs/test_own_shop.py",
     "pipelines/drills/test_run.py",
     "pipelines/bench/load/test_measure.py",
     "feature_repo/stream/test_stream.py",

@@ -180,5 +180,6 @@ def from_json(text: str) -> Release:
     except (ValueError, TypeError, AttributeError) as error:
         raise RecordInvalid(
             f"the annotation reco.dev/release of the route is no record ({error}): see that no release runs, "
-            "then remove it with `kubectl annotate httproute checkout reco.dev/release-`"
+            "then remove it with `kubectl annotate httproute checkout reco.dev/release-`, or start "
+            "`reco up --slots` again"
         ) from error

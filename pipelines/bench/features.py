@@ -230,7 +230,7 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
             producer.poll(0)
         rate = len(messages) / (time.perf_counter() - began)
         producer.flush(WAIT_S)
-        wait_for(lambda: bench.state()["lag"] == 0, "the stream")
+        wait_for(lambda: bench.state()["lag"] == 0, "the stream has no lag")
         time.sleep(1)
         stop.set()
         probing.join()
@@ -273,7 +273,8 @@ def hard_stream(bench: FeatureBench) -> dict[str, Any]:
         delivery.flush(WAIT_S)
         delivery.close()
         wait_for(
-            lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0, "the stream"
+            lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0,
+            "the stream has no lag",
         )
         equal = _equal_within(bench, own)
         letters = bench.state()["dead_letters"]

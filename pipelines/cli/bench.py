@@ -118,7 +118,9 @@ def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bo
     champion, effort = read_champion(context.home), QUICK if quick else None
     deadline_ms = context.settings().deadline_ms  # the only setting of this shell: the arms run as they ship
     requests = _requests(champion.bundle(context.home))
-    return measure(context.home, champion, requests, out, arms, effort, endurance, deadline_ms)
+    return measure(
+        context.home, champion, requests, out, arms, effort, endurance=endurance, deadline_ms=deadline_ms
+    )
 
 
 @_measures(

@@ -30,7 +30,7 @@ from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
 from feature_repo.errors import UNREACHABLE, RecoError
 from pipelines.bench.load.goals import Goal
-from pipelines.bench.load.waiting import wait_for
+from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.live.small_cluster import SmallCluster
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,10 @@ class Shop:
 
     def await_seen(self, is_it: Callable[[str, int], bool], look_s: float = LOOK_S) -> None:
         """Wait for a state and a weight of the canary."""
-        wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, look_s)
+        try:
+            wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, look_s)
+        except NotReached as error:
+            raise NotReached(f"{error}; it is at {self.seen()}") from error
 
 
 def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> Rollout:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from components.measurement import machine_state
+from components.rollout.cluster import ClusterUnreachable
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from pipelines.bench.load.generator import load_generator
@@ -118,7 +119,7 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
         shop = Shop(home, cluster, versions, case.pace)
         wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
-        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2)
+        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2, connections=16)
         with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
@@ -152,9 +153,10 @@ def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
     seen: list[tuple[float, str, int]] = []
 
     def look() -> None:
-        now = shop.seen()
-        if not seen or seen[-1][1:] != now:
-            seen.append((time.monotonic(), *now))
+        with contextlib.suppress(ClusterUnreachable):  # the next look sees the same
+            now = shop.seen()
+            if not seen or seen[-1][1:] != now:
+                seen.append((time.monotonic(), *now))
 
     with repeating(look, LOOK_S):
         yield seen

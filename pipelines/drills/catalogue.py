@@ -235,7 +235,7 @@ DRILLS = (
                 goals.note("not_refused_but_failed"),
             ),
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
-            Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("shed_p50_ms")),
+            Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("refused_p50_ms")),
         ),
         prepare=crowds.note_capacity,
     ),

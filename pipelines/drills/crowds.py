@@ -118,13 +118,13 @@ def overload(system: System, notes: Notes) -> Iterator[None]:
     with sending((system.flood, replace(flood, seconds=LONGEST_S))) as loads:
         yield
     [load] = loads
-    shed = load.status == 429
-    refused_ms = (load.client_ms - load.late_ms)[shed]  # from the call: the generator sends late, too
+    refused = load.status == 429
+    refused_ms = (load.client_ms - load.late_ms)[refused]  # from the call: the generator sends late, too
     notes |= {
         "prefetches": len(load.status),
-        "shed": int(shed.sum()),
-        "shed_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
-        "not_refused_but_failed": int((~load.answered & ~shed).sum()),
+        "refused": int(refused.sum()),
+        "refused_p50_ms": float(np.median(refused_ms)) if len(refused_ms) else None,
+        "not_refused_but_failed": int((~load.answered & ~refused).sum()),
         "good_per_s": load.summary(system.testbed.deadline_ms)["good_per_s"],
     }
 
@@ -222,14 +222,14 @@ def _many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _cut_off(crowd: Sequence[socket.socket], began: float) -> dict[str, Any]:
-    """Return how many connections of a crowd the endpoint closes, and when it closed the last of them."""
+def _cut_off(crowd: Sequence[socket.socket], began: float, wait_s: float = CUT_S) -> dict[str, Any]:
+    """Return how many connections of a crowd the endpoint closes in time, and when it closed the last."""
     left, last = set(crowd), 0.0
     poller = select.poll()
     by_number = {one.fileno(): one for one in crowd}
     for number in by_number:
         poller.register(number, select.POLLIN)
-    while left and time.monotonic() - began < CUT_S:
+    while left and time.monotonic() - began < wait_s:
         for number, _ in poller.poll(100):
             one = by_number[number]
             with contextlib.suppress(OSError):

@@ -40,8 +40,6 @@ def drill_table(result: Mapping[str, Any]) -> str:
     for name, drill in result["drills"].items():
         lines += [f"## {name}", "", f"Proves: {drill['proves']}.", ""]
         lines += [*goal_table(drill["goals"], "{:.4g}".format), "", *_faults(drill), ""]
-        if "pages" in drill:
-            lines += [*page_rows({name: drill}), ""]
         if drill["notes"]:
             lines += [f"Noted beside: `{json.dumps(drill['notes'])}`", ""]
     return "\n".join(lines)
@@ -88,6 +86,7 @@ def page_rows(drills: Mapping[str, Any]) -> list[str]:
 def alerts_table(result: Mapping[str, Any]) -> str:
     """Return the pages of drills with alerts as Markdown."""
     machine, effort = result["machine"], result["effort"]
+    missed = {name: missed_figures(drill) for name, drill in result["drills"].items()}
     lines = [
         f"# Alerts of drills on bundle {result['bundle_id']}",
         "",
@@ -100,8 +99,22 @@ def alerts_table(result: Mapping[str, Any]) -> str:
         *(f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()),
         *page_rows(result["drills"]),
         "",
+        "All figures that the drills missed beside Prometheus and Alertmanager:",
+        "",
+        *([f"- `{name}`: {figures}" for name, figures in missed.items() if figures] or ["- none"]),
+        "",
     ]
     return "\n".join(lines)
+
+
+def missed_figures(outcome: Mapping[str, Any]) -> str:
+    """Return the missed figures of a drill, in a line; empty: none."""
+    missed = [goal for goal in outcome["goals"] if not goal["reached"]]
+    return "; ".join(f"{goal['name']} {_figure(goal['measured'])} (wanted {goal['goal']})" for goal in missed)
+
+
+def _figure(measured: float | None) -> str:
+    return MISSING if measured is None else f"{measured:.4g}"
 
 
 def alerts_verdict(drills: Mapping[str, Any]) -> str:

@@ -26,7 +26,13 @@ from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.faults import Notes
 from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
-from pipelines.drills.report import alerts_table, draw_dashboards, draw_drills, drill_table
+from pipelines.drills.report import (
+    alerts_table,
+    draw_dashboards,
+    draw_drills,
+    drill_table,
+    missed_figures,
+)
 from pipelines.drills.system import (
     SERVER,
     DrillEffort,
@@ -109,7 +115,8 @@ def run_drills(
                         log.info("%s: %s", drill.name, drill.proves)
                         outcome = run_drill(drill, system, generators, monitors)
                         found[drill.name], seen[drill.name] = outcome
-                        log.info("%s", missed_line(found[drill.name]))
+                        missed = missed_figures(found[drill.name])
+                        log.info("  %s", f"MISSED: {missed}" if missed else "passed")
                     if monitors and number == 1:  # the first system has the most drills
                         draw_dashboards(monitors, out_dir)
             except (NotReached, OSError, redis.RedisError) as error:  # the endpoint may have died
@@ -141,13 +148,6 @@ def _watched(programs: Programs | None, system: System) -> Iterator[Monitors | N
         return
     with watched(programs, system.home / "monitors", system.front.address) as monitors:
         yield monitors
-
-
-def missed_line(outcome: Mapping[str, Any]) -> str:
-    """Return the missed figures of a drill, in a line."""
-    missed = [goal for goal in outcome["goals"] if not goal["reached"]]
-    told = (f"{goal['name']} {goal['measured']} (wanted {goal['goal']})" for goal in missed)
-    return f"  MISSED: {'; '.join(told)}" if missed else "  passed"
 
 
 def _by_setup(drills: Iterable[Drill]) -> list[tuple[Setup, list[Drill]]]:

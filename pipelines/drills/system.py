@@ -306,10 +306,21 @@ def running_system(
 
 
 def stream_plans(
-    testbed: Testbed, generators: Generators, client_at: str, raw_at: str, client_rate: float, raw_rate: float
+    testbed: Testbed,
+    generators: Generators,
+    client_at: str,
+    raw_at: str,
+    client_rate: float,
+    raw_rate: float,
+    connections: int = 64,
 ) -> dict[str, LoadPlan]:
     """Return the plans of the two constant streams, through the client and straight."""
-    common: dict[str, Any] = {"seconds": LONGEST_S, "warm_up": WARM_UP, "keep": True}
+    common: dict[str, Any] = {
+        "seconds": LONGEST_S,
+        "warm_up": WARM_UP,
+        "keep": True,
+        "connections": connections,
+    }
     client = LoadPlan(
         f"client+{client_at}",
         generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),

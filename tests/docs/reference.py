@@ -19,7 +19,6 @@ from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from feature_repo.stream.kafka import KafkaSettings
 from pipelines.bench.report import table as markdown_table
-from serving.errors import Overloaded, UserOverLimit
 from serving.settings import Settings, variable
 from tests.docs.source import (
     ROOT,
@@ -310,22 +309,9 @@ def reasons() -> str:
     return table(("`degraded_reason`", "cause"), rows)
 
 
-_REFUSAL = re.compile(
-    r'(?:count_rejected\((?:"\w+" if .+ else )?|(?:_hang_up|_Refused)\(\d+, |_refuse_head, \d+, )"(\w+)"'
-)
-
-
-def refusals_counted() -> set[str]:
-    """Return the values of the label `reason` of reco_rejected_total: all are words of the code."""
-    words = {Overloaded.reason, UserOverLimit.reason}
-    for path in (ROOT / "serving" / "api").glob("*.py"):
-        words |= set(_REFUSAL.findall(path.read_text(encoding="utf-8")))
-    return words | {reason for _, _, reason in import_module("serving.api.endpoint")._REFUSALS.values()}
-
-
 def rejected() -> str:
     """Return the sentence with the values of the label `reason` of reco_rejected_total."""
-    words = ", ".join(map(code, sorted(refusals_counted())))
+    words = ", ".join(map(code, import_module("serving.metrics").REFUSALS))
     return f"`reco_rejected_total` counts refusals by `reason`: {words}.\n"
 
 
@@ -363,6 +349,14 @@ def drill_results() -> str:
     drills = import_module("pipelines.drills.catalogue").DRILLS
     newer = [code(drill.name) for drill in drills if drill.name not in result["drills"]]
     return rows + (f"\nNewer than that run, and not in it: {', '.join(newer)}.\n" if newer else "")
+
+
+def drill_pages() -> str:
+    """Return the pages of the last run of all drills with alerts."""
+    result = json.loads((ROOT / "docs" / "figures" / "alerts.json").read_text(encoding="utf-8"))
+    report = import_module("pipelines.drills.report")
+    rows = "\n".join(report.page_rows(result["drills"]))
+    return f"{report.alerts_verdict(result['drills'])}\n\n{rows}\n"
 
 
 # ---------------------------------------------------------------------------------------- parameters

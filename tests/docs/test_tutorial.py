@@ -26,9 +26,8 @@ def test_the_page_uses_one_home_and_known_targets() -> None:
 def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     printed, log = {}, tmp_path / "connections.log"
     before = watched(log) if shutil.which("strace") else []
-    for line in dict.fromkeys(
-        shell_lines(PAGE)
-    ):  # the page trains twice, with another feature the second time
+    # The page trains twice, with another feature the second time.
+    for line in dict.fromkeys(shell_lines(PAGE)):
         if line.startswith("make "):
             continue
         words = line.replace(".reco/tutorial", str(tmp_path)).split()[1:]

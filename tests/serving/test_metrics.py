@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,14 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving import metrics
+from serving.api.endpoint import _REFUSALS
+from serving.errors import Overloaded, UserOverLimit
 from serving.schemas import PRIORITIES, REASONS, RUNGS
-from tests.docs.reference import refusals_counted
 
-# Of an answer; `test_any_request` meets no other.
-STAGES = ("features", "retrieval", "ranking", "reranking", "cache", "fallback")
+# How the code of `serving` writes the reason of a refusal.
+REFUSAL = re.compile(
+    r'(?:count_rejected\((?:"\w+" if .+ else )?|(?:_hang_up|_Refused)\(\d+, |_refuse_head, \d+, )"(\w+)"'
+)
 # Labels whose values the code lists, or that are known by their meaning: the most that each may take.
 VALUES = {
     "route": len(metrics.ROUTES),
@@ -25,9 +29,9 @@ VALUES = {
     "dependency": 2,
     "level": 1,
     "outcome": 12,
-    "reason": len(refusals_counted()),
+    "reason": len(metrics.REFUSALS),
     "bundle_id": 150,  # a release a day, and a restart twice a year
-    "stage": len(STAGES),
+    "stage": len(metrics.STAGES),
     "degraded_reason": len(REASONS) + 1,  # or none
     "rung": len(RUNGS),
 }
@@ -51,6 +55,13 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert not value("reco_stage_seconds_count", stage="total")
     assert value("reco_request_seconds_bucket", le="0.05", **labels) == within + 1
     assert value("reco_request_seconds_bucket", le="0.01", **labels) == sooner
+
+
+def test_each_refusal_has_a_listed_word() -> None:
+    words = {Overloaded.reason, UserOverLimit.reason, *(reason for _, _, reason in _REFUSALS.values())}
+    for path in Path(metrics.__file__).parent.rglob("*.py"):
+        words |= set(REFUSAL.findall(path.read_text(encoding="utf-8")))
+    assert words == set(metrics.REFUSALS)
 
 
 def test_no_metric_can_have_more_than_200_series() -> None:

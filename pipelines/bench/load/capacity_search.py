@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-GOAL_MS = 50.0  # the deadline of a good answer
+GOAL_MS = 50.0
 IN_TIME = 0.99  # of the due requests: answered in full within the goal
 PRECISION = 0.1  # between the highest rate that held and the lowest that did not
 LOWEST, HIGHEST = 0.25, 1e5  # requests per second: the bounds of the search

@@ -132,6 +132,7 @@ class LoadBench:
     bodies: str  # the requests as the generator reads them
     setup: LoadSetup
     effort: LoadEffort
+    goal_ms: float
     scratch: Path
 
     def send(self, run: ArmRun, seconds: float, rate: float = 0.0, **plan: Any) -> Load:
@@ -169,6 +170,7 @@ def bench_load(
     out_dir: Path,
     names: Sequence[str] = (),
     effort: LoadEffort | None = None,
+    goal_ms: float = GOAL_MS,
     endurance: bool = False,
     deadline_ms: float | None = None,
 ) -> dict[str, Any]:
@@ -181,6 +183,7 @@ def bench_load(
         out_dir: folder of the results.
         names: of the arms; none: all.
         effort: the length of each measurement.
+        goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.
 
@@ -205,11 +208,11 @@ def bench_load(
         setup = LoadSetup(bundle, settings, scratch / "feast", **rankers)
         generator = stack.enter_context(load_generator())
         bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
-        bench = LoadBench(generator, requests, bodies, setup, effort, scratch)
+        bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
             "effort": asdict(effort),
-            "goal_ms": GOAL_MS,
+            "goal_ms": goal_ms,
             "deadline_ms": settings.deadline_ms,
             "requests": len(requests),
             "candidates": manifest["settings"]["quotas"]["total"],
@@ -248,7 +251,7 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
             bare = measure_pair(bench, our_run, run)
         floor = floor or bare
         runs_of_ours.append(our_run)
-        rows[arm.name] = {**pooled_row([run]), "ratio": ratios(run, our_run)}
+        rows[arm.name] = {**pooled_row([run], bench.goal_ms), "ratio": ratios(run, our_run)}
     if not runs_of_ours:
         with bench.running(ours) as our_run:
             measure_pair(bench, our_run)
@@ -256,7 +259,7 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
     return {
         "skipped": skipped,
         "floor": floor,
-        "arms": {ours.name: pooled_row(runs_of_ours), **rows},
+        "arms": {ours.name: pooled_row(runs_of_ours, bench.goal_ms), **rows},
     }
 
 
@@ -323,7 +326,7 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
     before = run.server.cpu_ms()
     load = bench.send(run, bench.effort.alone_s, keep=True)
     cpu_ms = (run.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
-    summary = load.summary(GOAL_MS)
+    summary = load.summary(bench.goal_ms)
     if run.arm.name != NULL:
         timed = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
         run.answers += [
@@ -349,12 +352,12 @@ def find_capacities(bench: LoadBench, runs: Sequence[ArmRun]) -> None:
         for name, (run, search, rate) in list(searches.items()):
             load = bench.send(run, long_enough(bench.effort.probe_s, rate), rate, seed=seed)
             try:
-                following_rate = search.send(Probe.of(rate, load.summary(GOAL_MS)))
+                following_rate = search.send(Probe.of(rate, load.summary(bench.goal_ms)))
                 searches[name] = (run, search, following_rate)
             except StopIteration as end:
                 run.capacities.append(end.value)
                 del searches[name]
-                log.info("%s: %.0f requests a second within %g ms", name, end.value.rate, GOAL_MS)
+                log.info("%s: %.0f requests a second within %g ms", name, end.value.rate, bench.goal_ms)
         if not searches:
             return
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.release.model_card import dollars_a_million, watt_hours
-from pipelines.bench.load.capacity_search import GOAL_MS
 from pipelines.bench.load.connections import UNANSWERED
 from pipelines.bench.load.trials import FEWEST
 from pipelines.bench.report import percentiles
@@ -23,7 +22,7 @@ COUNTS = ("requests", "answered", "failed", "refused", "unanswered", "degraded",
 Answers = Sequence[Mapping[str, float]]  # of each answer the stages' milliseconds, and `client_ms`
 
 
-def pooled_row(runs: Sequence[ArmRun]) -> dict[str, Any]:
+def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     """Return the figures of an arm over its runs: ours has one in each pair, all others have one."""
     first = runs[0]
     rounds = [row for run in runs for row in run.rounds]
@@ -49,26 +48,26 @@ def pooled_row(runs: Sequence[ArmRun]) -> dict[str, Any]:
         "answer_bytes": _median(_values(rounds, "answer_bytes")),
         "stages": stages_of(answers),
         "choosing": choosing_of(answers),
-        "capacity": _capacity(runs),
+        "capacity": _capacity(runs, goal_ms),
     }
     if any(run.half for run in runs):
-        row["half"] = _half(runs)
-        row["overload"] = _overload(runs)
+        row["half"] = _half(runs, goal_ms)
+        row["overload"] = _overload(runs, goal_ms)
     return row
 
 
-def _capacity(runs: Sequence[ArmRun]) -> dict[str, Any]:
+def _capacity(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     capacities = [capacity for run in runs for capacity in run.capacities]
     rates = [capacity.rate for capacity in capacities]
     probes = [asdict(probe) for capacity in capacities for probe in capacity.probes]
-    return {"rate": _median(rates) or 0.0, "goal_ms": GOAL_MS, "rates": rates, "probes": probes}
+    return {"rate": _median(rates) or 0.0, "goal_ms": goal_ms, "rates": rates, "probes": probes}
 
 
-def _half(runs: Sequence[ArmRun]) -> dict[str, Any]:
+def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     loads = [load for run in runs for load in run.half]
     # Refused and failed requests are fast and would flatter; an unanswered one waited to the end.
     waits = [load.client_ms[load.answered | (load.status == UNANSWERED)] for load in loads]
-    summaries = [load.summary(GOAL_MS) for load in loads]
+    summaries = [load.summary(goal_ms) for load in loads]
     return {
         "rate": _median([run.rate / 2 for run in runs if run.half]),
         "ms": percentiles(np.concatenate(waits)),
@@ -78,12 +77,12 @@ def _half(runs: Sequence[ArmRun]) -> dict[str, Any]:
     }
 
 
-def _overload(runs: Sequence[ArmRun]) -> dict[str, Any]:
+def _overload(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     """Return the shares of the capacity that still come in time and in full at three times the capacity.
 
     Answers of a fallback that come in time are shown beside: a capacity is one of full answers.
     """
-    loads = [(run.rate, run.overload.summary(GOAL_MS)) for run in runs if run.overload is not None]
+    loads = [(run.rate, run.overload.summary(goal_ms)) for run in runs if run.overload is not None]
     enough = [(rate, summary) for rate, summary in loads if summary["requests"] >= FEWEST]
     return {
         "goodput_ratio": _median([summary["good_per_s"] / rate for rate, summary in enough]),

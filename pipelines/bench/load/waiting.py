@@ -49,6 +49,11 @@ def repeating(act: Callable[[], None], every_s: float) -> Iterator[None]:
         running = thread.submit(run)
         try:
             yield
+        except Exception as error:
+            over.set()
+            if cause := running.exception():
+                raise error from cause
+            raise
         finally:
             over.set()
         running.result()

@@ -84,7 +84,7 @@ def kill(home: Path, kills: int) -> None:
     began = time.monotonic()
     assert end(fork(lambda: promote(home, "2"))) == 0
     took, killed, rounds = time.monotonic() - began, 0, 0
-    while killed < kills:
+    while killed < kills and rounds < 10 * kills:
         target, other = ("1", "2") if rounds % 2 == 0 else ("2", "1")
         child = fork(partial(promote, home, target))
         time.sleep(random.uniform(0, took))

@@ -43,22 +43,21 @@ def test_a_silent_service_accepts_connections_and_a_stopped_one_does_not() -> No
         assert ask() == b"abc"
 
 
-def test_connections_that_are_cut_off_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowds, "CUT_S", 3.0)  # also for a busy machine
+def refuse_the_impatient(client: socket.socket) -> None:
+    if client.recv(1) == b"x":
+        client.sendall(b"HTTP/1.1 408 Late\r\n\r\n")
+        return
+    client.recv(1)  # waits for ever
 
-    def refuse_the_impatient(client: socket.socket) -> None:
-        if client.recv(1) == b"x":
-            client.sendall(b"HTTP/1.1 408 Late\r\n\r\n")
-            return
-        client.recv(1)  # waits for ever
 
+@pytest.mark.parametrize(("said", "cut", "wait_s"), [(b"xx", 2, 60.0), (b"y", 0, 0.1)])
+def test_connections_that_are_cut_off_are_counted(said: bytes, cut: int, wait_s: float) -> None:
     with listening(refuse_the_impatient) as address, contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
-        for one, said in zip(crowd, (b"x", b"y", b"x"), strict=True):
-            one.sendall(said)
-        found = _cut_off(crowd, time.monotonic())
-    assert (found["crowd"], found["cut"]) == (3, 2)
-    assert 0 < found["last_s"] < 60
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in said]
+        for one, byte in zip(crowd, said, strict=True):
+            one.sendall(bytes([byte]))
+        found = _cut_off(crowd, time.monotonic(), wait_s)
+    assert (found["crowd"], found["cut"], found["last_s"] > 0) == (len(said), cut, cut > 0)
 
 
 def test_cold_requests_are_distinct_and_valid() -> None:

@@ -106,11 +106,17 @@ def test_pages_are_counted_and_shown_with_the_misses() -> None:
         {"fault": "full", "expected": "", "paged_s": None, "resolved_s": None, "wrong": [], "tickets": []},
     ]
     found = result() | {"broken_off": {}, "effort": {"during_s": 75.0, "history_s": 130.0}}
-    found["drills"] = {"one": {"pages": pages}}
+    goals = [
+        {"name": "wrong pages", "goal": "<= 0", "measured": 1.0, "reached": False},
+        {"name": "until the right page", "goal": "<= 60 s", "measured": None, "reached": False},
+        {"name": "failed", "goal": "<= 0", "measured": 0.0, "reached": True},
+    ]
+    found["drills"] = {"one": {"pages": pages, "goals": goals}}
     text = alerts_table(found)
     assert "3 faults, 2 of which must page: 2 right pages came, 1 of them within 60 s" in text
     assert "1 ended within 300 s of the repair. Wrong pages: 1." in text
     assert "| `one` | killed | A | 44 | 250 | none | T |" in text
+    assert "\n- `one`: wrong pages 1 (wanted <= 0); until the right page – (wanted <= 60 s)\n" in text
 
 
 def test_the_pages_of_the_docs_are_drawn_from_a_prometheus(tmp_path: Path) -> None:

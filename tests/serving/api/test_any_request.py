@@ -21,13 +21,13 @@ from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import RankerUnavailable
+from serving.metrics import STAGES
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Call, Request, Response
 from serving.shop.availability import AvailabilityFile
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.checkout.joined_ranker import joined_ranker
-from tests.serving.test_metrics import STAGES
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]

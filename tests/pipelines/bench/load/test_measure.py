@@ -81,7 +81,7 @@ def run_of(name: str = "some", server: Server | None = None) -> ArmRun:
 
 def bench_of(generator: Generator) -> LoadBench:
     setup = LoadSetup(Path("bundle"), Settings(), Path("feast"))
-    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, "bodies", setup, QUICK, Path())
+    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, "bodies", setup, QUICK, 50.0, Path())
 
 
 def test_each_run_continues_in_the_list_warm_ups_included() -> None:
@@ -187,8 +187,6 @@ def test_all_arms_are_measured_and_written(
 ) -> None:
     monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")  # of the shell: ours is measured as it ships
     monkeypatch.setenv("RECO_REQUEST_LOG", "off")
-    for module in ("measure", "rows"):  # no real goal: this machine may be busy
-        monkeypatch.setattr(f"pipelines.bench.load.{module}.GOAL_MS", 60_000.0)
     home, bundle = tmp_path / "home", toy_line / "evaluated"
     shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
     run = new_run(home, "training", {}, ["evaluate-bundle", "distill-ranker", "prune-ranker"])
@@ -206,6 +204,7 @@ def test_all_arms_are_measured_and_written(
         tmp_path / "out",
         names,
         effort,
+        goal_ms=60_000.0,  # no real goal: this machine may be busy
         endurance=True,
         deadline_ms=60_000.0,
     )

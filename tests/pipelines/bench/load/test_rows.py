@@ -36,7 +36,7 @@ def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
 
 def test_ours_is_the_median_over_all_its_pairs() -> None:
     runs = [run_of([1.0, 2.0], 100.0), run_of([3.0, 4.0], 300.0), run_of([5.0], 200.0)]
-    row = pooled_row(runs)
+    row = pooled_row(runs, 50.0)
     assert (row["alone"]["p50_ms"], row["alone"]["p99_ms"], row["cpu_ms"]) == (3.0, 6.0, 1.5)
     assert (row["capacity"]["rate"], row["capacity"]["rates"]) == (200.0, [100.0, 300.0, 200.0])
     assert row["memory_mb"] == {"rss": 300.0, "pss": 200.0}
@@ -65,18 +65,18 @@ def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> N
     ms = [5.0 if kind < 7 else 9_000.0 for kind in kinds]
     load = load_of(ms, due, [number for number, kind in enumerate(kinds) if 3 <= kind < 7])
     run = run_of([1.0], 10.0, half=[load], half_cpu_ms=[1.0], overload=load)
-    found = pooled_row([run])["overload"]
+    found = pooled_row([run], 50.0)["overload"]
     assert found["goodput_ratio"] == pytest.approx(0.9, rel=0.02)
     assert found["degraded_ratio"] == pytest.approx(1.2, rel=0.02)
     run.overload = load_of([5.0] * 5, [0.0, 0.01, 0.02, 0.03, 0.04], [])
-    few = pooled_row([run])["overload"]
+    few = pooled_row([run], 50.0)["overload"]
     assert few["goodput_ratio"] is None, "five requests came together by chance"
     assert few["requests"] == 5
 
 
 def test_half_load_pools_the_requests_of_all_rounds() -> None:
     loads = [load_of([1.0] * 60, [n / 10 for n in range(60)], []) for _ in range(2)]
-    row = pooled_row([run_of([1.0], 20.0, half=loads, half_cpu_ms=[1.0, 3.0])])
+    row = pooled_row([run_of([1.0], 20.0, half=loads, half_cpu_ms=[1.0, 3.0])], 50.0)
     assert (row["half"]["rate"], row["half"]["cpu_ms"], row["half"]["requests"]) == (10.0, 2.0, 120)
     assert row["half"]["ms"]["p99"] == 1.0
 

@@ -39,3 +39,15 @@ def test_an_act_that_failed_fails_the_block() -> None:
 
     with pytest.raises(RuntimeError, match="no"), repeating(act, 0.001):
         assert tried.wait(60)
+
+
+def test_a_block_that_fails_names_the_act_that_failed_before_it() -> None:
+    failed = threading.Event()
+
+    def act() -> None:
+        failed.set()
+        raise ConnectionError("the store is away")
+
+    with pytest.raises(NotReached) as caught, repeating(act, 0.001):
+        wait_for(lambda: failed.wait(60) and False, "pigs fly", wait_s=0.01)
+    assert str(caught.value.__cause__) == "the store is away"
