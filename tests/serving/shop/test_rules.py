@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
 from feature_repo.facts import Fact
 from serving.answer.recommender import Recommender, open_recommender
@@ -508,7 +508,7 @@ def test_rules_without_matching_items_change_nothing(
 # ------------------------------------------------------------------------------------------- the file
 
 
-def until(said: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(said: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not said():
         if time.monotonic() > end:
@@ -517,35 +517,54 @@ def until(said: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+class Noted:
+    """A gauge that notes the values of one reader; others of this process may still be open."""
+
+    def __init__(self, facts: LiveFacts) -> None:
+        self.facts = facts
+        self.values: list[float] = []
+
+    def set(self, value: float) -> None:
+        if threading.current_thread() is self.facts._thread:
+            self.values.append(value)
+
+
 def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
-    toy_bundle: Path, toy_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    toy_bundle: Path,
+    toy_store: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "rules.yaml"
     recommender = open_recommender(toy_bundle, open_store(toy_store), rules=file)
     usual = ids(recommender.recommend(LOUD))
+    broken, read_at = Noted(recommender.facts), Noted(recommender.facts)
+    monkeypatch.setattr("serving.shop.facts.RULES_BROKEN", broken)
+    monkeypatch.setattr("serving.shop.facts.RULES_READ_AT", read_at)
 
     def write(text: str) -> None:
         part = tmp_path / "rules.part"
         part.write_text(text)
         os.replace(part, file)
 
-    def broken() -> float | None:
-        return REGISTRY.get_sample_value("reco_rules_broken")
-
     write(f"ban:\n  - {{name: recall, items: [{usual[0]}, nothing]}}\n")
     assert until(lambda: ids(recommender.recommend(LOUD))[0] == usual[1])
     assert "line 2: of 2 items, 1 not in this catalogue: nothing" in caplog.text
-    assert (recommender.facts.state, broken()) == ("ready", 0.0)
+    assert recommender.facts.state == "ready"
+    assert until(lambda: broken.values[-1:] == [False])
     write("ban:\n  - {nam: recall}\n")
-    assert until(lambda: broken() == 1.0)
-    read_at = REGISTRY.get_sample_value("reco_rules_read_timestamp_seconds")
+    assert until(lambda: broken.values[-1:] == [True])
+    reads, looks = len(read_at.values), len(broken.values)
     assert "line 2: a rule of ban has no 'nam': did you mean 'name'?" in caplog.text
     assert recommender.facts.state == "unavailable"
     assert ids(recommender.recommend(LOUD))[0] == usual[1]
-    assert REGISTRY.get_sample_value("reco_rules_read_timestamp_seconds") == read_at
+    assert until(lambda: len(broken.values) > looks + 2)
+    assert len(read_at.values) == reads > 0
     file.unlink()
     assert until(lambda: ids(recommender.recommend(LOUD)) == usual)
-    assert (recommender.facts.state, broken()) == ("ready", 0.0)
+    assert until(lambda: broken.values[-1:] == [False] and len(read_at.values) > reads)
+    assert recommender.facts.state == "ready"
     recommender.facts.close()
 
 
