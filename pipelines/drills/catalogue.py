@@ -29,7 +29,8 @@ from pipelines.drills.system import (
 )
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
-DEGRADED, STALE, GONE = "CheckoutDegraded", "FeaturesStale", "CheckoutGone"  # alerts that page
+# Alerts that page.
+DEGRADED, STALE, FACTS, GONE = "CheckoutDegraded", "FeaturesStale", "FactsStale", "CheckoutGone"
 ALL = "all"
 
 
@@ -335,7 +336,8 @@ DRILLS = (
             Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
         ),
         CLOCKED,
-        pages={"an hour on": STALE, "400 days on": STALE},
+        # A wrong clock is worth a page: the times of rules and promotions hold by it.
+        pages={"an hour back": FACTS, "an hour on": STALE, "400 days on": STALE},
     ),
     Drill(
         "service-gone",
