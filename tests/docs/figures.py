@@ -12,11 +12,13 @@ from pipelines.bench.load.report import difference, goal_table
 from pipelines.bench.quality import judge_quality
 from pipelines.bench.report import busy_line, fixed
 from pipelines.bench.scale import lookup_lines
+from pipelines.drills.report import alerts_verdict
 from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-BESIDE = ("peers", "release")  # measured apart: an hour of tuning, and ten minutes of releases
+# Measured apart: 100 minutes of waiting for pages, an hour of tuning, and ten minutes of releases.
+BESIDE = ("alerts", "peers", "release")
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 PUBLISHED = (*(bench.name for bench in PLAN), *BESIDE)
 
@@ -86,7 +88,7 @@ def provenance() -> str:
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
-        f"`make figures` measures all results at once, except {' and '.join(map(code, BESIDE))}, "
+        f"`make figures` measures all results at once, except {', '.join(map(code, BESIDE))}, "
         "which take too long,\n"
         "and the results of removed mechanisms.\n\n"
     )
@@ -586,5 +588,8 @@ def drills() -> str:
         f"{calls['late']} came late.\n"
         "[Drills](../reference/drills.md) has the table; [drills.md](drills.md) has each fault.\n\n"
         + made("drills")
-        + "\n\n![Latencies at the client in each drill](drills.png)\n"
+        + "\n\n![Latencies at the client in each drill](drills.png)\n\n"
+        + "With Prometheus and Alertmanager beside them:\n"
+        + f"{alerts_verdict(measured('alerts')['drills'])}\n"
+        + f"{made('alerts')}\n"
     )

@@ -28,7 +28,11 @@ SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
         "reasons": reference.reasons,
         "errors": reference.command_errors,
     },
-    "docs/reference/drills.md": {"proofs": reference.drill_proofs, "results": reference.drill_results},
+    "docs/reference/drills.md": {
+        "proofs": reference.drill_proofs,
+        "results": reference.drill_results,
+        "pages": reference.drill_pages,
+    },
 }
 
 
