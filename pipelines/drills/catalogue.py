@@ -167,7 +167,6 @@ DRILLS = (
         during_s=60.0,
         recovery_s=2.0,
         prepare=crowds.note_capacity,
-        pages={"every 2 s": DEGRADED},  # two answers of five are degraded meanwhile
     ),
     Drill(
         "corrupt-bundle",
