@@ -112,11 +112,7 @@ def run_drills(
                     _watched(programs, system) as monitors,
                 ):
                     for drill in group:
-                        log.info("%s: %s", drill.name, drill.proves)
-                        outcome = run_drill(drill, system, generators, monitors)
-                        found[drill.name], seen[drill.name] = outcome
-                        missed = missed_figures(found[drill.name])
-                        log.info("  %s", f"MISSED: {missed}" if missed else "passed")
+                        found[drill.name], seen[drill.name] = run_drill(drill, system, generators, monitors)
                     if monitors and number == 1:  # the first system has the most drills
                         draw_dashboards(monitors, out_dir)
             except (NotReached, OSError, redis.RedisError) as error:  # the endpoint may have died
@@ -170,6 +166,7 @@ def run_drill(
     Raises:
         NotReached: an event that a fault waits for did not happen.
     """
+    log.info("%s: %s", drill.name, drill.proves)
     effort, testbed, notes = system.effort, system.testbed, Notes()
     faults: list[Fault] = []
     started_at = time.monotonic()
@@ -210,6 +207,7 @@ def run_drill(
         outcome["pages"] = pages_of(monitors.since(started_at), times, dict(drill.pages))
     outcome["goals"] = [goal.judge(outcome) for goal in drill.goals(monitors is not None)]
     outcome["passed"] = all(goal["reached"] for goal in outcome["goals"])
+    log.info("  %s", "passed" if outcome["passed"] else f"MISSED: {missed_figures(outcome)}")
     return outcome, streams[CLIENT]
 
 
