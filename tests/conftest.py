@@ -20,6 +20,7 @@ import time
 # single-threaded sums are the same on every machine.
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of LightGBM that wait must not spin
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded, which some tests do themselves
 
 from collections.abc import Callable, Generator, Iterator, Sequence

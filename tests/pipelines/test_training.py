@@ -168,7 +168,7 @@ def test_a_size_names_parameters_that_exist_and_leaves_given_ones() -> None:
     assert arguments_of("full", {}) == {}
     laptop = arguments_of("default", {})
     assert laptop["quantize_params"] == {"tune_epochs": 0}
-    assert laptop["example_params"]["windows"] < ExampleParams().windows
+    assert laptop["example_params"]["negatives"] < ExampleParams().negatives
     assert laptop["retriever_params"]["epochs"] < RetrieverParams().epochs
     assert arguments_of("default", {"quantize_params": {"tune_epochs": 2}})["quantize_params"] == {
         "tune_epochs": 2
