@@ -257,7 +257,7 @@ class BundleParams:
     # catalogue, and 3 % more of the items new to the shopper were found.
     # `reco bench rerank` measures it.
     exposure: float = 0.5  # gain of an item whose manufacturer is new: 0.5 makes it worth half as much again
-    novelty: float = 0.2  # gain of rare items in the novel slots: 0.2 makes one sold a tenth as often worth 1.6 x
+    novelty: float = 0.2  # gain of rare items in the novel slots: 0.2 is 1.6 times for a tenth of the baskets
     novel_slots: tuple[int, ...] = (10,)  # places in the list where novelty counts
     novel_loss: float = 0.01  # worth, a probability, that a novel slot may lose against the usual choice
     spares_new: bool = True  # items new to the shopper pay no type penalty
