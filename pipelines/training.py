@@ -160,11 +160,9 @@ def training_of(size: Size) -> Any:
     return training if size == "full" else training_laptop
 
 
-# For a laptop's ten minutes. Fewer negatives cost less quality than fewer windows; `compression.md` has the
-# figures. The default profile does not ask the towers, and profiles with a filter ask them for a few items.
-# Tuning with rounding in the loop serves the rows of 4 bits, which the endpoint does not choose.
+# For a laptop's ten minutes. The default profile does not ask the towers, and profiles with a filter ask them
+# for a few items. Tuning with rounding in the loop serves the rows of 4 bits, which the endpoint does not choose.
 LAPTOP: dict[str, dict[str, Any]] = {
-    "example_params": {"negatives": 20},
     "retriever_params": {"epochs": 2},
     "quantize_params": {"tune_epochs": 0},
 }

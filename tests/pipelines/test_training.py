@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components import steps
-from components.hyper_parameters import GROUPS, ExampleParams, RetrieverParams
+from components.hyper_parameters import GROUPS, RetrieverParams
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
@@ -168,7 +168,6 @@ def test_a_size_names_parameters_that_exist_and_leaves_given_ones() -> None:
     assert arguments_of("full", {}) == {}
     laptop = arguments_of("default", {})
     assert laptop["quantize_params"] == {"tune_epochs": 0}
-    assert laptop["example_params"]["negatives"] < ExampleParams().negatives
     assert laptop["retriever_params"]["epochs"] < RetrieverParams().epochs
     assert arguments_of("default", {"quantize_params": {"tune_epochs": 2}})["quantize_params"] == {
         "tune_epochs": 2
