@@ -52,11 +52,10 @@ class Reco(click.Group):
 
 def _said(error: Exception, home: Path | str) -> str:
     """Return the message of an error; one of a place that cannot be written may name no place."""
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC):
         place = error.filename or home
-        return (
-            f"{place} cannot be used ({error.strerror}): make it writable, or give another folder with --home"
-        )
+        cure = "free some space" if error.errno == errno.ENOSPC else "make it writable"
+        return f"{place} cannot be used ({error.strerror}): {cure}, or give another folder with --home"
     return str(error)
 
 

@@ -1,6 +1,7 @@
 """`reco` as a whole: help, exit codes, wrong usage of any command."""
 
 import errno
+import os
 from pathlib import Path
 
 import click
@@ -115,16 +116,19 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
 
 
 @pytest.mark.parametrize(("file", "named"), [("/data/x", "/data/x"), (None, "home")])
-def test_a_read_only_home_is_named_with_its_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, named: str
+@pytest.mark.parametrize(
+    ("number", "cure"), [(errno.EROFS, "make it writable"), (errno.ENOSPC, "free some space")]
+)
+def test_a_home_that_cannot_be_written_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, named: str, number: int, cure: str
 ) -> None:
     def train(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", file)
+        raise OSError(number, os.strerror(number), file)
 
     monkeypatch.setattr("pipelines.run.launch.start_training", train)
     done = reco(tmp_path / "home", "run", "--data", "toy")
     assert done.exit_code == 3
-    assert f"{named} cannot be used (Read-only file system)" in done.output
+    assert f"{named} cannot be used ({os.strerror(number)}): {cure}" in done.output
     assert "--home" in done.output
 
 
