@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 GOALS = {"coverage": 0.2, "new_manufacturers": 0.3}  # by how much they are to grow
 VALIDATION = pd.Timedelta(weeks=4)  # before the cut
 MOST_LOST = 0.003  # of NDCG@10, at most
-EXPOSURES = (0.25, 0.5, 1.0, 2.0, 4.0)
-PENALTIES = (0.95, 0.9, 0.85, 0.8, 0.7)
 NOVELTIES = (0.2, 0.4, 0.8)
 LOSSES = (0.0025, 0.005, 0.01, 0.02, UNBOUNDED)
 SLOTS: tuple[tuple[int, ...], ...] = (
@@ -128,9 +126,6 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "off": off[0],
         "served": compared(judged_on, served, off),
         "chosen": compared(judged_on, chosen, off),
-        "alone": {
-            name: [compared(judged_on, weights, off) for weights in curve] for name, curve in curves().items()
-        },
         "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
     }
     return write_report(out_dir, "rerank", figures, rerank_table, before)
@@ -167,19 +162,6 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
             log.info("%d of %d baskets ranked", len(columns), len(tasks))
     joined = (np.concatenate(column) for column in zip(*columns, strict=True))
     return ScoredLists(bundle.statistics, tasks, np.array(bounds), *joined)
-
-
-def curves() -> dict[str, list[RerankWeights]]:
-    """Return the values tried of each weight alone, the weakest first."""
-    found = {
-        "type penalty": [RerankWeights(penalty) for penalty in PENALTIES],
-        "type penalty, new items too": [RerankWeights(penalty, spares_new=False) for penalty in PENALTIES],
-        "exposure": [RerankWeights(exposure=exposure) for exposure in EXPOSURES],
-    }
-    for loss in LOSSES:
-        name = "novelty" if loss == UNBOUNDED else f"novelty, {loss:g} lost at most"
-        found[name] = [RerankWeights(1.0, 0.0, NOVELTIES[1], slots, loss) for slots in SLOTS]
-    return found
 
 
 def grid(type_penalty: float) -> list[RerankWeights]:
@@ -304,19 +286,11 @@ def rerank_table(results: dict[str, Any]) -> str:
             ]
         ),
         "",
-        "Each weight alone:",
-        "",
-        *_metrics_table(_points(point for curve in results["alone"].values() for point in curve)),
-        "",
         "Combinations that no other beats in both NDCG@10 and coverage:",
         "",
-        *_metrics_table(_points(results["frontier"])),
+        *_metrics_table([(_named(point["weights"]), point) for point in results["frontier"]]),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _points(points: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    return [(_named(point["weights"]), point) for point in points]
 
 
 def _named(weights: dict[str, Any]) -> str:

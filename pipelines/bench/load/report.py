@@ -26,7 +26,7 @@ def load_table(result: Mapping[str, Any]) -> str:
         goal_table(result["goals"]),
         [_preface(result)],
         _compared(result),
-        *_stages(result),
+        _stages(result),
         _start(result),
         _under_load(result),
         _lengths(result["basket_length"]),
@@ -126,31 +126,28 @@ def _compared(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _stages(result: Mapping[str, Any]) -> list[list[str]]:
-    parts = []
-    for name, arm in result["arms"].items():
-        if arm["stages"] is None:
-            continue
-        rows = [
-            [stage, fixed(row["mean"], 3), percent(row["share"], 1), short(row["p50"]), short(row["p99"])]
-            for stage, row in arm["stages"].items()
+def _stages(result: Mapping[str, Any]) -> list[str]:
+    arms = {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]}
+    rows = [
+        [stage, percent(row["share"], 1), short(row["p50"]), short(row["p99"])]
+        + [fixed(stages.get(stage, {}).get("mean"), 3) for stages in arms.values()]
+        for stage, row in arms[OURS].items()
+    ]
+    head = ["stage", "share", "p50 ms", "p99 ms", *(f"mean ms, {name}" for name in arms)]
+    lines = ["## Where the time goes", "", f"Share, p50 and p99 are those of {OURS}.", "", *table(head, rows)]
+    if choosing := result["arms"][OURS]["choosing"]:
+        lines += [
+            "",
+            f"Retrieval, ranking and re-ranking of an answer together: p50 {short(choosing['p50'])} ms, "
+            f"p99 {short(choosing['p99'])} ms.",
         ]
-        head = ["stage", "mean ms", "share", "p50", "p99"]
-        lines = [f"## Where the time goes: {name}", "", *table(head, rows)]
-        if name == OURS and (choosing := arm["choosing"]):
-            lines += [
-                "",
-                f"Retrieval, ranking and re-ranking of an answer together: p50 {short(choosing['p50'])} ms, "
-                f"p99 {short(choosing['p99'])} ms.",
-            ]
-        parts.append(lines)
     if floor := result["floor"]:
-        text = (
-            f"Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
-            f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe."
-        )
-        parts.append([text])
-    return parts
+        lines += [
+            "",
+            "Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
+            f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe.",
+        ]
+    return lines
 
 
 def _start(result: Mapping[str, Any]) -> list[str]:

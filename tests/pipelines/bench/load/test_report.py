@@ -142,6 +142,7 @@ def test_each_part_reports_its_figures() -> None:
     assert "From 1 item to 200: p50 1.25x." in text
     assert "| ours | 400: 20.0, 800: 85.0 |" in text, "a rate that was asked twice shows its median"
     assert "takes 0.123 ms" in text
+    assert "| ranking | 50.0% | 2.00 | 4.00 | 2.000 | 90.000 |" in text
     assert "Endurance" not in text, "it was not measured"
 
 
