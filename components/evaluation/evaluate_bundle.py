@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -128,7 +128,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
         others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
         counts = Nightly(bundle, purchases)
-        served, pairs = _serve(Recommender(bundle, store), store, tasks, counts, baselines)
+        served, pairs = serve(Recommender(bundle, store), store, tasks, counts, baselines)
         records = _records(bundle, store, found.whole, counts)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
@@ -180,19 +180,23 @@ def _evaluate_beside(
     recommender = Recommender(bundle, store)
     cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
-    tally, _ = _serve(recommender, store, frozen)
+    tally, _ = serve(recommender, store, frozen)
     counts = Nightly(bundle, purchases)
     return tally, _source_recall(recommender, tasks, counts), _cold(bundle, items, purchases, tasks)
 
 
-def _serve(
+def serve(
     recommender: Recommender,
     store: MemoryStore,
-    tasks: list[Task],
+    tasks: Sequence[Task],
     counts: Nightly | None = None,
     baselines: dict[str, Tally] | None = None,
 ) -> tuple[Tally, list[Pair]]:
-    """Ask every task through the served path, and the baselines beside it; k is the largest one may ask."""
+    """Ask every task through the served path, and the baselines beside it; k is the largest one may ask.
+
+    Returns:
+        The tally of the served path; beside baselines, also scores and hits of each task's candidates.
+    """
     tally, pairs = Tally.empty(), []
     bundle = recommender.bundle
     tower = bundle.profiles[DEFAULT_PROFILE].tower
@@ -240,7 +244,7 @@ def rank_baselines(
 def prepared_tasks(
     recommender: Recommender,
     store: MemoryStore,
-    tasks: list[Task],
+    tasks: Sequence[Task],
     k: int = MAX_K,
     counts: Nightly | None = None,
 ) -> Iterator[tuple[Task, Prepared]]:
@@ -359,7 +363,7 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     results: dict[str, Any] = {"users": len({task.user_id for task in chosen}), "baskets": len(chosen)}
     for name, shape in shapes.items():
         asked = [replace(task, history=shape(task)) for task in chosen]
-        tally, _ = _serve(recommender, store, asked, counts)
+        tally, _ = serve(recommender, store, asked, counts)
         results[name] = summary(tally, boot, len(statistics.item_ids))
     return results
 

@@ -30,7 +30,7 @@ import pandas as pd
 import psutil
 
 from components.data.fit_statistics import Purchases, purchases_of
-from components.evaluation.evaluate_bundle import prepared_tasks, rank_baselines, window_s
+from components.evaluation.evaluate_bundle import prepared_tasks, serve, window_s
 from components.evaluation.metrics import METRICS, Bootstrap, Tally
 from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
@@ -252,17 +252,9 @@ def answer(
     bundle: Bundle, tasks: Sequence[Task], counts: Nightly, baselines: Sequence[str] = ()
 ) -> dict[str, Tally]:
     """Return the tally of the served path in these baskets, and of the baselines beside it."""
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
-    tallies = {name: Tally.empty() for name in ("served", *baselines)}
-    others = {name: tallies[name] for name in baselines}
-    tower = bundle.profiles[DEFAULT_PROFILE].tower
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
-        response = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
-        ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
-        tallies["served"].add(ranked, task.hidden, task.bought_before)
-        rank_baselines(others, bundle, tower, task, prepared)
-    return tallies
+    store, others = MemoryStore(), {name: Tally.empty() for name in baselines}
+    served, _ = serve(Recommender(bundle, store), store, tasks, counts, others)
+    return {"served": served, **others}
 
 
 def _headline(tally: Tally) -> np.ndarray:
