@@ -69,10 +69,15 @@ CONNECTIONS = _guarded()
 
 # Files go to the workers in this order, so that no long one starts when the others have ended.
 LONGEST_FIRST = (
+    "pipelines/drills/test_run.py",
     "docs/test_tutorial.py",
     "docs/test_own_shop.py",
-    "pipelines/drills/test_run.py",
     "pipelines/bench/load/test_measure.py",
+    "test_feedback_loop.py",
+    "pipelines/bench/test_features.py",
+    "pipelines/bench/test_compression.py",
+    "pipelines/bench/test_scale.py",
+    "components/release/test_examination.py",
     "feature_repo/stream/test_stream.py",
     "components/compression/test_quantize_ranker.py",
     "components/compression/test_compile_ranker.py",

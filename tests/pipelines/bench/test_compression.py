@@ -16,6 +16,7 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     toy_line: Path, toy_training_line: TrainingLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
+    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)  # how good a ranker is does not matter
     results = bench_compression(toy_training_line, tmp_path)
     board = results["rankers"]
     assert {"ensemble", "teacher dlrm", "student", "student without teachers", "pruned", "served"} <= set(
