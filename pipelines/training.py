@@ -161,7 +161,7 @@ def training_of(size: Size) -> Any:
 
 
 # For a laptop's ten minutes. The default profile does not ask the towers, and profiles with a filter ask them
-# for a few items. Tuning with rounding in the loop serves the rows of 4 bits, which the endpoint does not choose.
+# for a few items. Tuning with rounding in the loop helps the rows of 4 bits, which no endpoint serves.
 LAPTOP: dict[str, dict[str, Any]] = {
     "retriever_params": {"epochs": 2},
     "quantize_params": {"tune_epochs": 0},
