@@ -206,9 +206,9 @@ def serve(
         response = recommender.finish(prepared, scores)
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
         tally.add(ranked, task.hidden, task.bought_before)
-        if baselines is None:
+        if not baselines:
             continue
-        rank_baselines(baselines, bundle, tower, task, prepared)
+        _rank_baselines(baselines, bundle, tower, task, prepared)
         pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
         if (number + 1) % 2_000 == 0:
             each = (time.perf_counter() - began) / (number + 1)
@@ -227,7 +227,7 @@ def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task], counts: Nigh
     return [replace(record, answered_at=record.request.at) for record in records]
 
 
-def rank_baselines(
+def _rank_baselines(
     tallies: dict[str, Tally], bundle: Bundle, tower: FaissTower, task: Task, prepared: Prepared
 ) -> None:
     """Rank the catalogue by each baseline that has a tally, and count its hits."""
