@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 VALIDATION = pd.Timedelta(weeks=4)
 VALIDATION_TASKS = 1_500
-OWN_WEIGHTS = (0.25, 0.5, 1.0)  # of the own purchases, in a mix with them
+OWN_WEIGHTS = (0.25, 0.5, 1.0, 2.0)  # of the own purchases, in a mix with them
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 

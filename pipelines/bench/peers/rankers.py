@@ -248,26 +248,27 @@ def fit_bpr(seen: Seen, learning_rate: float, iterations: int) -> Score:
 
 PEERS: dict[str, Peer] = {
     "personal frequency": Peer("NumPy", fit_personal, ({"tau_days": np.inf},)),
-    "personal, decayed": Peer("NumPy", fit_personal, ({"tau_days": 60.0}, {"tau_days": 120.0})),
+    "personal, decayed": Peer("NumPy", fit_personal, tuple({"tau_days": t} for t in (60.0, 120.0, 240.0))),
     "item-kNN": Peer(
         "implicit",
         fit_item_knn,
-        tuple({"weighting": w, "neighbours": k} for w in ("cosine", "tf-idf") for k in (200, 1_000)),
+        tuple({"weighting": w, "neighbours": k} for w in ("cosine", "tf-idf") for k in (200, 1_000, 4_000)),
         with_own=True,
     ),
-    "EASE": Peer("NumPy", fit_ease, ({"penalty": 100.0}, {"penalty": 300.0}), with_own=True),
+    "EASE": Peer("NumPy", fit_ease, tuple({"penalty": p} for p in (10.0, 30.0, 100.0)), with_own=True),
     "UP-CF": Peer(
         "SciPy",
         fit_up_cf,
-        tuple({"window": w, "alpha": 0.75, "power": q} for w in (25, 10_000) for q in (5.0, 50.0)),
+        tuple({"window": w, "alpha": 0.75, "power": q} for w in (10, 25, 50) for q in (5.0, 50.0, 100.0)),
     ),
     "TIFU-kNN": Peer(
         "SciPy",
         fit_tifu_knn,
         tuple(
-            {"neighbours": 300, "own_share": s, "within": 0.9, "across": a}
+            {"neighbours": n, "own_share": s, "within": 0.9, "across": a}
+            for n in (100, 300, 900)
             for s in (0.7, 0.9)
-            for a in (0.7, 0.9)
+            for a in (0.7, 0.9, 0.97)
         ),
     ),
     "ALS": Peer(
@@ -276,6 +277,7 @@ PEERS: dict[str, Peer] = {
         (
             {"rows": "baskets", "factors": 64},
             {"rows": "baskets", "factors": 128},
+            {"rows": "baskets", "factors": 256},
             {"rows": "users", "factors": 64},
         ),
         with_own=True,
@@ -283,9 +285,9 @@ PEERS: dict[str, Peer] = {
     "BPR": Peer(
         "implicit",
         fit_bpr,
-        ({"learning_rate": 0.01, "iterations": 100}, {"learning_rate": 0.05, "iterations": 100}),
+        tuple({"learning_rate": r, "iterations": n} for r in (0.003, 0.01) for n in (30, 100, 300)),
     ),
-    "SASRec": Peer("PyTorch", fit_sasrec, ({"epochs": 4}, {"epochs": 8})),
+    "SASRec": Peer("PyTorch", fit_sasrec, tuple({"epochs": n} for n in (1, 2, 4))),
 }
 
 
