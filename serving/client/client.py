@@ -25,6 +25,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from concurrent.futures import CancelledError
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -327,7 +328,8 @@ class _LoopThread:
 
     def __init__(self, caller: EndpointCaller) -> None:
         self.process = os.getpid()
-        self._caller, self._loop = caller, asyncio.new_event_loop()
+        self._caller, self._runner = caller, asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name="recommend-client", daemon=True)
         try:
             self._thread.start()
@@ -349,13 +351,15 @@ class _LoopThread:
             raise NotAnswered(CLOSED, "the client was closed") from error
         try:
             return future.result(request.deadline - time.monotonic() + GRACE_S)
+        except CancelledError as error:
+            raise NotAnswered(CLOSED, "the client was closed") from error
         except TimeoutError as error:
             raise NotAnswered(DEADLINE_EXCEEDED, "the client's own event loop was busy") from error
         finally:
             future.cancel()
 
     def close(self) -> None:
-        """Stop the loop and its thread."""
+        """Stop the loop and its thread; calls that are still in flight then are cancelled."""
         closing = asyncio.run_coroutine_threadsafe(self._caller.close(), self._loop)
         with contextlib.suppress(TimeoutError):
             closing.result(CLOSING_S)
@@ -363,7 +367,5 @@ class _LoopThread:
         self._thread.join(CLOSING_S)
 
     def _run(self) -> None:
-        try:
+        with self._runner:  # at the end it cancels what `close` had no time to wait for
             self._loop.run_forever()
-        finally:
-            self._loop.close()
