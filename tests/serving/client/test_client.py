@@ -555,24 +555,6 @@ def test_callers_together_share_a_thread_and_few_connections(serve: Callable[[Sa
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_closing_leaves_no_caller_waiting_even_if_it_hangs(
-    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def hang(_: attempts.EndpointCaller) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(attempts.EndpointCaller, "close", hang)
-    monkeypatch.setattr(client, "CLOSING_S", 0.1)
-    server, replies = serve(always(NEVER)), list[Recommendations]()
-    asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
-    caller = threading.Thread(target=lambda: replies.append(asking.recommend(["b2"])))
-    caller.start()
-    eventually(lambda: len(server.requests) == 1)
-    asking.close()
-    caller.join()
-    assert [answer.degraded_reason for answer in replies] == [answers.CLOSED]
-
-
 def test_hung_calls_return_their_connections(
     serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -621,7 +603,16 @@ def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Ser
     assert len(server.requests) == 1
 
 
-def test_closing_ends_a_call_in_flight(serve: Callable[[Say], Server]) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_closing_ends_a_call_in_flight(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    async def hang(_: attempts.EndpointCaller) -> None:
+        await asyncio.Event().wait()
+
+    if hangs:
+        monkeypatch.setattr(attempts.EndpointCaller, "close", hang)
+        monkeypatch.setattr(client, "CLOSING_S", 0.1)
     server, replies = serve(always(NEVER)), list[Recommendations]()
     asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
     caller = threading.Thread(target=lambda: replies.append(asking.recommend(["b2"])))
