@@ -290,6 +290,7 @@ def build_index(
 
 @step
 def assemble_bundle(
+    examples: Input[Dataset],
     statistics: Input[Artifact],
     graphs: Input[Model],
     ranker: Input[Model],
@@ -306,6 +307,7 @@ def assemble_bundle(
     from components.release.assemble_bundle import assemble_bundle
 
     bundle_id = assemble_bundle(
+        Path(examples.path),
         Path(statistics.path),
         Path(graphs.path),
         Path(ranker.path),

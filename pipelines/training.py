@@ -110,6 +110,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         ]
         bundle = small(
             steps.assemble_bundle(
+                examples=examples,
                 statistics=statistics,
                 graphs=graphs,
                 ranker=ranker,

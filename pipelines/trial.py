@@ -85,7 +85,7 @@ def build_trial(folder: Path, say: Callable[[str], None]) -> None:
     train_ranker(examples, statistics, ranker, "dlrm", RANKER)
     write_json(ranker / ENGINES, {"arms": [], "skipped": {}})  # no other engine is compared
     say("4/4 bundle")
-    assemble_bundle(statistics, graphs, ranker, index, features, folder / "bundle", cut, TRIAL, {})
+    assemble_bundle(examples, statistics, graphs, ranker, index, features, folder / "bundle", cut, TRIAL, {})
     shutil.rmtree(work)
 
 

@@ -322,6 +322,7 @@ def build_toy_line(line: Path) -> None:
     reports["export_retriever"] = export_retriever(line / "retriever", examples, line / "graphs")
     reports["build_index"] = build_index(line / "retriever", examples, line / "index", {})
     assemble_bundle(
+        examples,
         line / "statistics",
         line / "graphs",
         line / "ranker",

@@ -48,7 +48,14 @@ def retrain(folder: Path, events: pd.DataFrame, cut: pd.Timestamp) -> Recommende
     (folder / "ranker" / ENGINES).write_text("{}")
     export_retriever(folder / "retriever", examples, folder / "graphs")
     build_index(folder / "retriever", examples, folder / "index", {})
-    parts = (statistics, folder / "graphs", folder / "ranker", folder / "index", folder / "features")
+    parts = (
+        examples,
+        statistics,
+        folder / "graphs",
+        folder / "ranker",
+        folder / "index",
+        folder / "features",
+    )
     assemble_bundle(*parts, folder / "bundle", at, "loop", QUOTAS)
     publish_features(folder / "features", at, {"bundle_id": "loop"}, str(folder / "home"))
     return Recommender(load_bundle(folder / "bundle"), open_store(f"sqlite:///{folder}/home/online_store.db"))

@@ -40,7 +40,7 @@ class JudgedLists:
         for i, task in enumerate(self.tasks):
             rows = slice(int(start[i]), int(start[i + 1]))
             codes = categorical[rows, 0] - 1
-            worth = self.bundle.worth(codes, scores[rows])
+            worth = self.bundle.worth(codes, scores[rows], codes[self.bought[rows]])
             rare, settings = self.bundle.rarity_of(codes), self.bundle.settings
             slots = SlotRules(
                 novel=self.bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new

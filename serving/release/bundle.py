@@ -75,6 +75,7 @@ class RankingSettings:
     spares_new: bool = False  # items new to the shopper pay no type penalty; in earlier bundles they do
     search: Mapping[str, int] = field(default_factory=dict)  # of the index
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
+    new_gain: float = 1.0  # factor for the score of an item new to the shopper; strangers have none
 
     @property
     def every_profile(self) -> dict[str, Profile]:
@@ -121,11 +122,19 @@ class Bundle:
         slots = self.settings.novel_slots if self.settings.novelty else ()
         return np.array(sorted(slots), np.int64) - 1
 
-    def worth(self, codes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Return the scores of some items times their weights, (n,) float64."""
+    def worth(self, codes: np.ndarray, scores: np.ndarray, history: np.ndarray) -> np.ndarray:
+        """Return the scores of candidates times all weights of the bundle, (n,) float64.
+
+        Args:
+            codes: (n,) distinct.
+            scores: (n,) probabilities.
+            history: codes of all items that the shopper has bought.
+        """
         worth = scores.astype(np.float64)
         if self.weights is not None:
             worth *= self.weights[codes]
+        if self.settings.new_gain != 1.0 and len(history):
+            worth[self.statistics.find(history, codes) < 0] *= self.settings.new_gain
         return worth
 
     def rarity_of(self, codes: np.ndarray) -> np.ndarray:

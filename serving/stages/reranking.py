@@ -1,9 +1,10 @@
 """Scores -> the best candidates (`Ranked`) -> the list that is shown.
 
-An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the factors
-of a merchandiser's rules. The slots are filled one after the other, each with the item worth most at that
-moment: each shown item makes others of its type worth a little less, but for those new to the shopper. Pins
-and reserved slots follow rules. In the few novel slots, rare items that are worth nearly as much come first.
+An item is worth its purchase probability, times a weight of its own (`exposure_weights`), times the bundle's
+`new_gain` if it is new to the shopper, times the factors of a merchandiser's rules. The slots are filled one
+after the other, each with the item worth most at that moment: each shown item makes others of its type worth
+a little less, but for those new to the shopper. Pins and reserved slots follow rules. In the few novel
+slots, rare items that are worth nearly as much come first.
 """
 
 from __future__ import annotations

@@ -54,5 +54,5 @@ def test_the_first_id_of_a_bundle_is_not_taken_for_the_promoted_one(
     """The evaluation seals a copy with its results, which therefore has another id."""
     place = SimpleNamespace(path=str(tmp_path))
     monkeypatch.setattr("components.release.assemble_bundle.assemble_bundle", lambda *_: "first")
-    made = steps.assemble_bundle.python_func(*[place] * 5, "cut", "hash", {}, place)
+    made = steps.assemble_bundle.python_func(*[place] * 6, "cut", "hash", {}, place)
     assert made == {"bundle_id_before_evaluation": "first"}

@@ -231,11 +231,14 @@ def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Pat
     assert (settings.novel_loss, settings.spares_new) == (UNBOUNDED, False)
     plain = replace(bundle, settings=settings)
     codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
-    assert plain.worth(codes, scores).tolist() == [0.25, 0.5]
+    assert plain.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.5]
     assert (plain.weights, plain.rarity, len(plain.rarity_of(codes)), len(plain.novel)) == (None, None, 0, 0)
     weighed = replace(bundle, settings=replace(settings, novelty=0.3, novel_slots=(10, 9)))
     assert weighed.novel.tolist() == [8, 9]
     assert len(weighed.rarity_of(codes)) == 2
+    raised = replace(bundle, settings=replace(settings, new_gain=1.5))
+    assert raised.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.75]
+    assert raised.worth(codes, scores, codes[:0]).tolist() == [0.25, 0.5], "all is new to a stranger"
 
 
 # ------------------------------------------------------------------------- true hashes, untrue content
