@@ -1,6 +1,7 @@
 """Events of a shop -> a promoted champion: the training pipeline, as people launch it."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from kfp import dsl
@@ -21,7 +22,7 @@ def large(task: dsl.PipelineTask, retries: int = 2) -> dsl.PipelineTask:
 
 
 def _fit(task: dsl.PipelineTask, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
-    task.set_cpu_limit(cpu).set_cpu_request(cpu).set_memory_limit(memory).set_memory_request(memory)
+    task.set_cpu_limit(cpu).set_memory_limit(memory)  # Kubernetes requests as much as the limit
     if retries:
         task.set_retry(retries, backoff_duration="30s", backoff_factor=2.0)
     # KFP's cache key holds a step's few lines, not the code they call in the image: a hit could be stale.
@@ -150,15 +151,18 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
     return training
 
 
-training = _training("training", TEACHERS)
-training_laptop = _training("training-laptop", LAPTOP_TEACHERS)
-# On a cluster: the Job of `deploy_endpoint` holds the gate, and gives the version the traffic in steps.
-training_by_canary = _training("training-by-canary", TEACHERS, by_canary=True)
+@cache  # KFP takes a third of a second to build one
+def training_of(size: Size, by_canary: bool = False) -> Any:
+    """Return the pipeline of a full run, or of one that a laptop does: with fewer teachers.
 
-
-def training_of(size: Size) -> Any:
-    """Return the pipeline of a full run, or of one that a laptop does: with fewer teachers."""
-    return training if size == "full" else training_laptop
+    By a canary, on a cluster, the full one ends otherwise: the Job of `deploy_endpoint` holds the gate, and
+    gives the version the traffic in steps.
+    """
+    if by_canary:
+        return _training("training-by-canary", TEACHERS, by_canary=True)
+    return (
+        _training("training", TEACHERS) if size == "full" else _training("training-laptop", LAPTOP_TEACHERS)
+    )
 
 
 # For a laptop's ten minutes. The default profile does not ask the towers, and profiles with a filter ask them

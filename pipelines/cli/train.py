@@ -206,7 +206,7 @@ def submit(
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store
     from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
-    from pipelines.training import arguments_of, training_by_canary, training_of
+    from pipelines.training import arguments_of, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
         raise click.UsageError(
@@ -237,7 +237,7 @@ def submit(
         raise click.UsageError(
             "--release takes neither --fast nor gate_params: the Job's gate has limits of its own"
         )
-    training = training_by_canary if release else training_of(size)
+    training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
     token = _token(token_file)

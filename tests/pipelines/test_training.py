@@ -14,35 +14,34 @@ from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.launch import champions_run
 from pipelines.run.local_run import StepFailed, resume_run
-from pipelines.run.runs import Run, new_run
+from pipelines.run.runs import Run, Size, new_run
 from pipelines.training import (
     FAST,
     LAPTOP_TEACHERS,
     TEACHERS,
     arguments_of,
-    training,
-    training_by_canary,
-    training_laptop,
+    training_of,
 )
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
 
-SPEC = read_spec(training)
-BY_CANARY = read_spec(training_by_canary)
+
+def spec_of(size: Size, by_canary: bool = False) -> dict[str, Any]:
+    return read_spec(training_of(size, by_canary))
 
 
 def test_every_step_is_in_the_pipeline_under_its_own_name() -> None:
     ours = [name.replace("_", "-") for name, value in vars(steps).items() if hasattr(value, "python_func")]
-    named = [re.sub(r"-\d+$", "", name) for name in step_names(SPEC)]
-    assert sorted({*named, *step_names(BY_CANARY)[-2:]}) == sorted(ours)
+    named = [re.sub(r"-\d+$", "", name) for name in step_names(spec_of("full"))]
+    assert sorted({*named, *step_names(spec_of("full", by_canary=True))[-2:]}) == sorted(ours)
     assert {name: named.count(name) for name in named if named.count(name) > 1} == {"train-ranker": 5}
 
 
-@pytest.mark.parametrize(("pipeline", "teachers"), [(training, TEACHERS), (training_laptop, LAPTOP_TEACHERS)])
+@pytest.mark.parametrize(("size", "teachers"), [("full", TEACHERS), ("fast", LAPTOP_TEACHERS)])
 def test_the_teachers_are_tasks_that_do_not_wait_for_each_other(
-    pipeline: Any, teachers: tuple[str, ...]
+    size: Size, teachers: tuple[str, ...]
 ) -> None:
-    tasks = read_spec(pipeline)["root"]["dag"]["tasks"]
+    tasks = spec_of(size)["root"]["dag"]["tasks"]
     trained = {name: task for name, task in tasks.items() if name.startswith("train-ranker")}
     models = {task["inputs"]["parameters"]["model"]["runtimeValue"]["constant"] for task in trained.values()}
     assert models == set(teachers)
@@ -53,26 +52,27 @@ def test_the_teachers_are_tasks_that_do_not_wait_for_each_other(
 
 
 def test_the_pipeline_begins_with_events_and_ends_with_a_champion_and_users() -> None:
-    names = step_names(SPEC)
+    names = step_names(spec_of("full"))
     assert names[0] == "ingest-events"
     assert names[-3:] == ["register-bundle", "promote-bundle", "publish-features"]
-    by_canary = step_names(BY_CANARY)
+    spec = spec_of("full", by_canary=True)
+    by_canary = step_names(spec)
     assert by_canary[:-2] == names[:-2]
     assert by_canary[-2:] == ["deploy-endpoint", "publish-features"]
-    given = BY_CANARY["root"]["dag"]["tasks"]["deploy-endpoint"]["inputs"]["parameters"]["run_id"]
+    given = spec["root"]["dag"]["tasks"]["deploy-endpoint"]["inputs"]["parameters"]["run_id"]
     assert given["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}", "KFP fills in the id of the run"
 
 
 def test_no_step_is_conditional() -> None:
     """The local runner would skip a condition without a word."""
-    for task in SPEC["root"]["dag"]["tasks"].values():
+    for task in spec_of("full")["root"]["dag"]["tasks"].values():
         assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}
 
 
-@pytest.mark.parametrize(("spec", "gate"), [(SPEC, "promote-bundle"), (BY_CANARY, "deploy-endpoint")])
-def test_the_served_state_changes_only_after_the_gate(spec: dict[str, Any], gate: str) -> None:
+@pytest.mark.parametrize(("by_canary", "gate"), [(False, "promote-bundle"), (True, "deploy-endpoint")])
+def test_the_served_state_changes_only_after_the_gate(by_canary: bool, gate: str) -> None:
     """Before the gate, steps only read the list of forgotten users; stores are filled after promotion."""
-    tasks = spec["root"]["dag"]["tasks"]
+    tasks = spec_of("full", by_canary)["root"]["dag"]["tasks"]
     told = {
         name
         for name, task in tasks.items()
@@ -86,7 +86,7 @@ def test_the_served_state_changes_only_after_the_gate(spec: dict[str, Any], gate
 def evaluated_run(toy_line: Path, home: Path) -> Run:
     """The record of a run on the toy shop up to the evaluated bundle."""
     given = {"home": str(home), "tracking_uri": default_tracking_uri(home), "data": "toy"}
-    run = new_run(home, "training", complete_arguments(SPEC, given), step_names(SPEC))
+    run = new_run(home, "training", complete_arguments(spec_of("full"), given), step_names(spec_of("full")))
     cut = (toy_line / "cut.txt").read_text()
     for name, artifact, source, gave in (
         ("ingest-events", "dataset", "dataset", {"cut": cut, "data_hash": "toy"}),
@@ -129,16 +129,16 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_
     run = evaluated_run(toy_line, home)
     run.arguments["gate_params"] = {"over_blend": 1_000.0}
     with pytest.raises(StepFailed, match="GateFailed"):
-        resume_run(home, run, SPEC, "", sys.stderr)
+        resume_run(home, run, spec_of("full"), "", sys.stderr)
     assert (run.step("promote-bundle").status, run.step("publish-features").status) == ("failed", "waiting")
     assert files(home) == before
     # Nor can the step be sent alone past the gate.
     with pytest.raises(WiringChanged, match="takes 'Output' of promote-bundle"):
-        resume_run(home, run, SPEC, "publish-features", sys.stderr)
+        resume_run(home, run, spec_of("full"), "publish-features", sys.stderr)
     assert files(home) == before
 
     run.arguments["gate_params"] = {"over_blend": 0.1, "over_two_tower": 0.1, "least_baskets": 1}
-    resume_run(home, run, SPEC, "", sys.stderr)
+    resume_run(home, run, spec_of("full"), "", sys.stderr)
     assert run.status == "done"
     note = json.loads((home / "online_store.json").read_text())
     champion = read_champion(home)
@@ -172,5 +172,5 @@ def test_a_size_names_parameters_that_exist_and_leaves_given_ones() -> None:
     assert arguments_of("default", {"quantize_params": {"tune_epochs": 2}})["quantize_params"] == {
         "tune_epochs": 2
     }
-    assert FAST.keys() <= GROUPS.keys() <= SPEC["root"]["inputDefinitions"]["parameters"].keys()
-    complete_arguments(SPEC, {"home": "x", "tracking_uri": "y", **FAST})
+    assert FAST.keys() <= GROUPS.keys() <= spec_of("full")["root"]["inputDefinitions"]["parameters"].keys()
+    complete_arguments(spec_of("full"), {"home": "x", "tracking_uri": "y", **FAST})

@@ -31,8 +31,7 @@ from pipelines.run.submit import (
     wait_for_run,
     write_ir,
 )
-from pipelines.training import TEACHERS, training
-from pipelines.watch import watch
+from pipelines.training import TEACHERS, training_of
 from tests.pipelines.conftest import sums
 from tests.pipelines.run.test_launch import VERDICT
 
@@ -173,7 +172,7 @@ ARGUMENTS = {"count": 5, "times": {"times": 2}}  # of `sums`, three steps that a
 
 def test_the_ir_has_image_size_and_retries_and_installs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "training.yaml"
-    assert write_ir(training, file, "registry.example/reco-python:1") == STEPS
+    assert write_ir(training_of("full"), file, "registry.example/reco-python:1") == STEPS
     text = file.read_text()
     assert "pip install" not in text
     spec = yaml.safe_load(text)
@@ -197,10 +196,14 @@ def test_the_ir_has_image_size_and_retries_and_installs_nothing(tmp_path: Path) 
     assert [file.name for file in tmp_path.iterdir()] == ["training.yaml"]
 
 
-@pytest.mark.parametrize("pipeline", [training, watch], ids=["training", "watch"])
-def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> None:
+@pytest.mark.parametrize("name", ["training", "watch"])
+def test_a_volume_is_mounted_in_every_step(tmp_path: Path, name: str) -> None:
+    from pipelines.watch import watch
+
     file = tmp_path / "mounted.yaml"
-    write_ir(pipeline, file, mount=Mount("shop-state", "/mnt/reco"))
+    write_ir(
+        training_of("full") if name == "training" else watch, file, mount=Mount("shop-state", "/mnt/reco")
+    )
     spec, platform = yaml.safe_load_all(file.read_text())
     pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     assert set(pods) == set(spec["deploymentSpec"]["executors"])
@@ -215,7 +218,7 @@ def test_a_volume_is_mounted_in_every_step(tmp_path: Path, pipeline: Any) -> Non
 
 def test_a_step_gets_the_passwords_that_it_needs_from_the_secret(tmp_path: Path) -> None:
     file = tmp_path / "secret.yaml"
-    write_ir(training, file, secret="reco-passwords")
+    write_ir(training_of("full"), file, secret="reco-passwords")
     _, platform = yaml.safe_load_all(file.read_text())
     pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     given = {}
@@ -250,8 +253,8 @@ def test_image_and_mount_change_nothing_else(tmp_path: Path) -> None:
 
 
 def test_compiling_twice_gives_the_same(tmp_path: Path) -> None:
-    write_ir(training, tmp_path / "a.yaml")
-    write_ir(training, tmp_path / "b.yaml")
+    write_ir(training_of("full"), tmp_path / "a.yaml")
+    write_ir(training_of("full"), tmp_path / "b.yaml")
     assert (tmp_path / "a.yaml").read_text() == (tmp_path / "b.yaml").read_text()
 
 
