@@ -155,13 +155,14 @@ def compile_(
     context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str, secret: str
 ) -> None:
     """Write the training or watch pipeline as Kubeflow YAML."""
-    from importlib import import_module
-
     from pipelines.run.submit import write_ir
+    from pipelines.training import training_of
+    from pipelines.watch import watch
 
     file = file or Path(f"{pipeline}.yaml")
     mount = _mount(volume, state)
-    steps = write_ir(getattr(import_module(f"pipelines.{pipeline}"), pipeline), file, image, mount, secret)
+    written = watch if pipeline == "watch" else training_of("full")
+    steps = write_ir(written, file, image, mount, secret)
     context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
 
 
