@@ -321,9 +321,13 @@ def _refusal(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Inva
 def _timestamp(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest("at must be an ISO 8601 time, for example 2017-12-05T18:30:00Z") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        datetime.fromtimestamp(seconds, UTC)  # as the log is read: no year 0, no year 10000
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            "at must be an ISO 8601 time of the years 1 to 9999, for example 2017-12-05T18:30:00Z"
+        ) from None
+    return seconds
 
 
 # ------------------------------------------------------------------------------------------- headers
