@@ -60,13 +60,14 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         BundleInvalid: the bundle is missing, broken, or answers its golden requests wrongly.
         NoneStarts: the same, or anything else, of each of several processes.
         PortTaken: naming the address and the variable that changes it.
-        SettingInvalid: the host is no address of this machine.
+        SettingInvalid: the host is no address of this machine, or a file for the ranker cannot be read.
     """
     if settings.http_port == settings.grpc_port != 0:
         raise SettingInvalid(
             f"{variable('http_port')} and {variable('grpc_port')} are both {settings.http_port}; "
             "expected two different ports"
         )
+    _check_certificates(settings)
     if settings.metrics_address:
         host, _, port = settings.metrics_address.rpartition(":")
         _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to fail now
@@ -86,6 +87,21 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
             grpc_socket.close()
             with shown(settings.metrics_address):
                 answer(bundle_path, settings, home, http_socket, say, wire)
+
+
+def _check_certificates(settings: Settings) -> None:
+    """Refuse a file for a ranker behind TLS that cannot be read: no request would get a score."""
+    if not settings.ranker_address.startswith("https://"):
+        return
+    for name in ("ranker_ca", "ranker_certificate", "ranker_key"):
+        file: Path | None = getattr(settings, name)
+        try:
+            if file is not None:
+                file.read_bytes()
+        except OSError as error:
+            raise SettingInvalid(
+                f"{variable(name)} is {file}, which cannot be read ({error.strerror}); expected a PEM file"
+            ) from None
 
 
 def answer(

@@ -130,11 +130,11 @@ class RemoteRanker:
     ) -> np.ndarray:
         model = self._asked = self._model.replace(BUNDLE_ID, bundle_id)
         request = write_request(model, dense, categorical)
-        infer = self._open().unary_unary(
-            f"{_SERVICE}ModelInfer", ModelInferRequest.SerializeToString, ModelInferResponse.FromString
-        )
         timeout_s = max(deadline - time.perf_counter(), 0.0)
         try:
+            infer = self._open().unary_unary(
+                f"{_SERVICE}ModelInfer", ModelInferRequest.SerializeToString, ModelInferResponse.FromString
+            )
             response = await infer(request, timeout=timeout_s)
             scores = read_scores(response)
         except grpc.aio.AioRpcError as error:
@@ -180,8 +180,8 @@ class RemoteRanker:
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:  # not before: a channel belongs to the loop that runs when it is made
+            self._loop = asyncio.get_running_loop()  # first: without a certificate there is a probe, too
             self._channel = self._new_channel()
-            self._loop = asyncio.get_running_loop()
         return self._channel
 
     def _new_channel(self) -> grpc.aio.Channel:
@@ -224,10 +224,11 @@ class RemoteRanker:
             is_ready = bool(answer.ready)
         except grpc.aio.AioRpcError:
             is_ready = False
-        old = channel
+        old: grpc.aio.Channel | None = channel
         if is_ready:
-            old, self._channel = self._open(), channel
-        await old.close()
+            old, self._channel = self._channel, channel
+        if old is not None:
+            await old.close()
         return is_ready
 
 

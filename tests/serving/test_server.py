@@ -309,6 +309,10 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
     assert code == 2
     assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
+    ranker = replace(settings, ranker_address="https://127.0.0.1:1", ranker_ca=tmp_path / "absent.pem")
+    code, said = refused_start(toy_bundle, ranker)
+    assert code == 2
+    assert "absent.pem, which cannot be read (No such file or directory); expected a PEM file" in said
 
 
 def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(

@@ -181,6 +181,30 @@ def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
         behind_tls("absent.pem", "", "")
 
 
+def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
+    recommender: Recommender, tmp_path: Path
+) -> None:
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    def failed() -> float:
+        return REGISTRY.get_sample_value("reco_ranker_calls_total", {"outcome": "failed"}) or 0.0
+
+    async def run() -> None:
+        ranker = RemoteRanker("https://127.0.0.1:1", tls=(tmp_path / "absent.pem", None, None), probe_s=0.05)
+        before = failed()
+        for number in range(FAILURES):
+            assert not ranker.is_open
+            with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
+                await ranker.rank(turn(recommender))
+            assert failed() == before + number + 1
+        assert ranker.is_open
+        await asyncio.sleep(0.2)
+        assert ranker.is_open, "no probe succeeds without it"
+        await ranker.close()
+
+    asyncio.run(run())
+
+
 def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
     from serving.checkout.remote_ranker import RemoteRanker
 
