@@ -42,7 +42,7 @@ from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
 from serving.api.rehearsal import rehearse
 from serving.api.transformer import Transformer
 from serving.checkout.checkout import Checkout
-from serving.errors import InvalidRequest, Overloaded
+from serving.errors import InvalidRequest, Overloaded, UserOverLimit
 from serving.metrics import count_fault, count_rejected, exposition
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
 from serving.settings import Settings, variable
@@ -58,6 +58,7 @@ _REFUSALS: dict[type[Exception], tuple[int, grpc.StatusCode, str]] = {
     InvalidInput: (422, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     InvalidRequest: (422, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
     UnsupportedProtocol: (400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_input"),
+    UserOverLimit: (429, grpc.StatusCode.RESOURCE_EXHAUSTED, UserOverLimit.reason),  # is an Overloaded, too
     Overloaded: (429, grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded.reason),
     ModelNotFound: (404, grpc.StatusCode.NOT_FOUND, "unknown_model"),
     ModelNotReady: (503, grpc.StatusCode.UNAVAILABLE, "not_ready"),

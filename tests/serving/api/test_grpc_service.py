@@ -163,6 +163,21 @@ def test_a_cancelled_or_1_ms_call_does_not_affect_the_next_one(recommender: Reco
     served(Checkout(recommender, 1e9, slow), ask)
 
 
+def test_a_prefetch_over_its_shopper_s_limit_is_counted_as_such(recommender: Recommender) -> None:
+    def refused(reason: str) -> float:
+        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": reason}) or 0.0
+
+    async def ask(recommend: Any) -> None:
+        assert (await recommend(request(), timeout=60)).rung == "full"
+        with pytest.raises(grpc.aio.AioRpcError, match="user_over_limit") as caught:
+            await recommend(request(priority=Priority.PRIORITY_PREFETCH), timeout=60)
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    before = refused("user_over_limit"), refused("overloaded")
+    served(Checkout(recommender, 1e9, user_limit_per_s=1e-3), ask)
+    assert (refused("user_over_limit"), refused("overloaded")) == (before[0] + 1, before[1])
+
+
 def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) -> None:
     def faults() -> float:
         return REGISTRY.get_sample_value("reco_faults_total", {"protocol": "grpc"}) or 0.0
