@@ -98,6 +98,8 @@ class RemoteRanker:
             RankerMismatch: the scores are of another bundle.
         """
         assert turn.prepared is not None
+        if not len(turn.prepared.dense):
+            return np.empty(0, np.float32)
         if self._breaker.is_open:
             _calls["refused"].inc()
             raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -203,6 +204,26 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
         await ranker.close()
 
     asyncio.run(run())
+
+
+def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
+    from serving.checkout.remote_ranker import RemoteRanker
+
+    sold_out = tmp_path / "availability.json"
+    items = open_recommender(toy_bundle, open_store("memory:")).bundle.statistics.item_ids
+    sold_out.write_text(json.dumps({"banned": items.tolist()}))
+    nothing = open_recommender(toy_bundle, open_store("memory:"), availability=sold_out)
+
+    async def ask() -> Response:
+        ranker = RemoteRanker("127.0.0.1:1")
+        now = time.perf_counter()
+        answer = await Checkout(nothing, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
+        await ranker.close()
+        return answer
+
+    answer = asyncio.run(ask())
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("empty", False, "nothing_left")
+    nothing.facts.close()
 
 
 def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
