@@ -26,7 +26,7 @@ from serving.answer.recommender import Recommender, open_bundle, open_recommende
 from serving.answer.warming import warm_up
 from serving.api.endpoint import Endpoint
 from serving.cache.answer_cache import AnswerCache
-from serving.checkout.checkout import Checkout, Find, Observer, Rank, count, find_here, rank_here
+from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
 from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable
 from serving.metrics import BUNDLE, BUNDLE_CUT_AT
@@ -76,7 +76,6 @@ class Wiring:
     open_facts: Callable[[], FactStore | None] = lambda: None  # each bundle closes its own
     open_bundle: Callable[[Path], Bundle] = open_bundle  # loads and verifies
     new_cache: Callable[[], AnswerCache] | None = None  # None: every answer is computed
-    find: Find = find_here
     rank: Rank = rank_here
     observers: Sequence[Observer] = (count,)
     door: Callable[[Settings, socket.socket], Door] = Endpoint
@@ -125,7 +124,7 @@ class Wiring:
         """Return the checkout that answers with a recommender."""
         settings = self.settings
         return Checkout(
-            recommender, settings.deadline_ms, self.rank, self.find, self.observers, settings.user_limit_per_s
+            recommender, settings.deadline_ms, self.rank, self.observers, settings.user_limit_per_s
         )
 
 

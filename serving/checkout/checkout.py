@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from serving import metrics
-from serving.answer.recommender import NOTHING_HIDDEN, Asked, Known, Prepared, Recommender
+from serving.answer.recommender import NOTHING_HIDDEN, Known, Prepared, Recommender
 from serving.cache.answer_cache import AnswerKey
 from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
 from serving.checkout.budgets import Budgets
@@ -57,7 +57,6 @@ class Turn:
     began: float  # perf_counter; since `call.arrived` it had waited for others
     began_s: float = 0.0  # the same moment in processor time of the thread
     known: Known | None = None
-    asked: Asked | None = None
     prepared: Prepared | None = None
     scores: np.ndarray | None = None
     response: Response | None = None  # set early when the cache or a lower rung answers
@@ -66,15 +65,8 @@ class Turn:
     stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
 
 
-Find = Callable[[Turn], Awaitable[np.ndarray]]  # an asked turn -> codes near its query, nearest first
 Rank = Callable[[Turn], Awaitable[np.ndarray]]  # a prepared turn -> one score per candidate, (n,) float32
 Observer = Callable[[Turn], None]  # sees each answered turn; must be quick
-
-
-async def find_here(turn: Turn) -> np.ndarray:
-    """Find the items near the turn's query by itself."""
-    assert turn.asked is not None
-    return turn.recommender.near(turn.asked)
 
 
 async def rank_here(turn: Turn) -> np.ndarray:
@@ -100,7 +92,6 @@ class Service:
 
     recommender: Recommender
     limit_s: float  # of a request, from its arrival
-    find: Find
     rank: Rank
     observers: Sequence[Observer]
     admission: Admission
@@ -116,14 +107,13 @@ class Checkout:
         recommender: Recommender,
         deadline_ms: float,
         rank: Rank = rank_here,
-        find: Find = find_here,
         observers: Sequence[Observer] = (count,),
         user_limit_per_s: float = 0.0,
     ) -> None:
         """Take the champion's recommender and its parts; the deadline counts from a request's arrival."""
         limit_s, limits = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
         admission, budgets = Admission(limit_s), Budgets()
-        self.service = Service(recommender, limit_s, find, rank, observers, admission, budgets, limits)
+        self.service = Service(recommender, limit_s, rank, observers, admission, budgets, limits)
         self._entrance = LoopAdmission()
 
     @property
@@ -314,23 +304,16 @@ class Checkout:
         if turn.known is None:
             read_by = deadline - budgets.after_features_s(fewest)
             turn.known = await turn.recommender.fetch(turn.request, read_by)
-        turn.asked = asked = turn.recommender.ask(turn.request, turn.known, began)
+        asked = turn.recommender.ask(turn.request, turn.known, began)
         if not is_read:
             since = asked.ready_at
             budgets.features.learn(since - began, since)
-        turn.until = deadline - budgets.after_retrieval_s(fewest)
-        try:
-            near = await _by(turn.until, "retrieval", self.service.find(turn))
-        except DeadlineExceeded:
-            now = time.perf_counter()
-            budgets.retrieval.learn(now - since, now)  # that it takes so long at least
-            raise
-        retrieved = turn.recommender.retrieve(asked, near, hidden)
+        retrieved = turn.recommender.retrieve(asked, turn.recommender.near(asked), hidden)
         now, count = retrieved.ended_at, len(retrieved.candidates.codes)
+        budgets.retrieval.learn(now - since, now)  # before it may be too late: of a slow one, too
         most = budgets.most(deadline - now, count, count if whole else min(fewest, count), now)
         if count and not most:
             raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {count} candidates")
-        budgets.retrieval.learn(now - since, now)
         return turn.recommender.compose(asked, retrieved, most)
 
     async def _score(self, turn: Turn) -> np.ndarray:

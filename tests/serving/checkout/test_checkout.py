@@ -14,18 +14,11 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Asked, Recommender, open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
-from serving.checkout.checkout import (
-    FEWEST,
-    Checkout,
-    Rank,
-    Turn,
-    find_here,
-    rank_here,
-)
+from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import WithoutMessages
 from serving.prediction_log import PredictionLog, read_log
@@ -82,11 +75,11 @@ def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: R
     begun = 0
     begun_when_answered: list[int] = []
 
-    async def find(turn: Turn) -> np.ndarray:
+    async def rank(turn: Turn) -> np.ndarray:
         nonlocal begun
         begun += 1
         await asyncio.sleep(0)  # as for a batch
-        return await find_here(turn)
+        return await rank_here(turn)
 
     def observe(turn: Turn) -> None:
         begun_when_answered.append(begun)
@@ -97,7 +90,7 @@ def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: R
         return await checkout.answer(REQUEST, of_now)
 
     async def ask_all() -> list[Response]:
-        checkout = Checkout(recommender, 1e6, find=find, observers=(observe,))
+        checkout = Checkout(recommender, 1e6, rank, observers=(observe,))
         return await asyncio.gather(*(ask(checkout) for _ in range(400)))
 
     assert {answer.rung for answer in asyncio.run(ask_all())} == {"full"}
@@ -352,7 +345,7 @@ def answer_without_leak(caplog: pytest.LogCaptureFixture, checkout: Checkout) ->
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("find", "preprocess_error"),
+        ("near", "preprocess_error"),
         ("rank", "predict_error"),
         ("finish", "postprocess_error"),
         ("observe", None),
@@ -377,13 +370,12 @@ def test_an_internal_error_logs_its_place_and_no_shopper_data(
         recommender,
         1e6,
         breaks if place == "rank" else rank_here,
-        breaks if place == "find" else find_here,
         observers=[broken] if place == "observe" else (),
     )
-    if place == "finish":
-        monkeypatch.setattr(recommender, "finish", broken)
+    if place in ("near", "finish"):
+        monkeypatch.setattr(recommender, place, broken)
     assert answer_without_leak(caplog, checkout).degraded_reason == reason
-    assert f"in {'breaks' if place in {'rank', 'find'} else 'broken'}" in caplog.text
+    assert f"in {'breaks' if place == 'rank' else 'broken'}" in caplog.text
     assert type(error).__name__ in caplog.text
 
 
@@ -464,33 +456,40 @@ def test_with_time_for_all_candidates_the_answer_is_unchanged(recommender: Recom
 
 
 @pytest.mark.parametrize("slow", ["retrieval_s", "ranking_s", "reranking_s"])
-def test_a_stage_that_would_miss_the_deadline_is_not_started(recommender: Recommender, slow: str) -> None:
-    begun: list[Turn] = []
-
-    async def find(turn: Turn) -> np.ndarray:
-        begun.append(turn)
-        return await find_here(turn)
-
-    checkout = experienced(Checkout(recommender, 1e6, find=find), **{slow: 10_000.0})
+def test_a_stage_that_would_miss_the_deadline_is_not_started(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    begun: list[Asked] = []
+    monkeypatch.setattr(recommender, "near", begun.append)
+    checkout = experienced(Checkout(recommender, 1e6), **{slow: 10_000.0})
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=600.0)))
     assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_near")
     assert not begun
 
 
-def test_slow_retrieval_leaves_less_time_for_ranking(recommender: Recommender) -> None:
-    async def find(turn: Turn) -> np.ndarray:
-        await asyncio.sleep(0.5)
-        return await find_here(turn)
+def find_in(seconds: float, recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make retrieval take so long."""
+    near = recommender.near
 
+    def slow(asked: Asked) -> np.ndarray:
+        time.sleep(seconds)
+        return near(asked)
+
+    monkeypatch.setattr(recommender, "near", slow)
+
+
+def test_slow_retrieval_leaves_less_time_for_ranking(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_in(0.5, recommender, monkeypatch)
     turns: list[Turn] = []
-    checkout = experienced(Checkout(recommender, 1e6, find=find, observers=(turns.append,)), ranking_s=2.0)
+    checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=2.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1.7)))
     assert answer.rung == "fewer"
     assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("stage", ["find", "rank"])
-def test_a_hanging_stage_holds_no_request_past_its_budget(recommender: Recommender, stage: str) -> None:
+def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommender) -> None:
     """The later stages have their share: half an hour of the hour here."""
     waits: list[float] = []
 
@@ -500,32 +499,27 @@ def test_a_hanging_stage_holds_no_request_past_its_budget(recommender: Recommend
         await asyncio.sleep(3_600)
         raise AssertionError("nobody waits so long")
 
-    checkout = experienced(Checkout(recommender, 1e6, **{stage: hangs}), reranking_s=1_800.0)  # type: ignore[arg-type]
+    checkout = experienced(Checkout(recommender, 1e6, hangs), reranking_s=1_800.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1_801.0)))
     assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
     assert waits == [pytest.approx(1_800.0)]
 
 
-def test_late_retrieval_still_updates_the_budget(recommender: Recommender) -> None:
-    async def hangs(turn: Turn) -> np.ndarray:
-        await asyncio.sleep(3_600)
-        raise AssertionError("nobody waits so long")
-
-    checkout = experienced(Checkout(recommender, 1e6, find=hangs), retrieval_s=0.1)
+def test_late_retrieval_still_updates_the_budget(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_in(1.1, recommender, monkeypatch)
+    checkout = experienced(Checkout(recommender, 1e6), retrieval_s=0.1)
     before = checkout.service.budgets.retrieval.of()
-    assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_exceeded"
+    assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_near"
     assert checkout.service.budgets.retrieval.of() > before
 
 
-@pytest.mark.parametrize(("stage", "reason"), [("find", "preprocess_error"), ("rank", "predict_error")])
-def test_a_timeout_inside_a_stage_is_an_internal_error(
-    recommender: Recommender, stage: str, reason: str
-) -> None:
+def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommender) -> None:
     async def raises(turn: Turn) -> np.ndarray:
         raise TimeoutError
 
-    checkout = Checkout(recommender, 1e6, **{stage: raises})  # type: ignore[arg-type]
-    assert asyncio.run(checkout.answer(REQUEST, call())).degraded_reason == reason
+    assert ask(recommender, rank=raises).degraded_reason == "predict_error"
 
 
 @pytest.mark.slow
