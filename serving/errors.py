@@ -16,7 +16,6 @@ RecommendError
  │   ├─ ScoresInvalid         the scores of this request are not finite.
  │   ├─ DeadlineNear          too little time is left to begin.
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time.
- ├─ ClientGone            the client has hung up: no answer is made.
  ├─ BundleInvalid         never served: no start, or the previous bundle goes on answering.
  └─ NoChampion            no pointer names a champion: no start, or the previous bundle goes on answering.
 """
@@ -108,10 +107,6 @@ class DeadlineExceeded(RankingFailed, TimeoutError):
     """The request's deadline passed before its candidates were scored."""
 
     reason = "deadline_exceeded"
-
-
-class ClientGone(RecommendError):
-    """The client hung up before its candidates were scored."""
 
 
 class BundleInvalid(RecommendError):

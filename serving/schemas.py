@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -333,10 +333,6 @@ def _timestamp(text: str) -> float:
 # ------------------------------------------------------------------------------------------- headers
 
 
-def _never() -> bool:
-    return False
-
-
 # Of the request that this task answers: lines of the log carry it.
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
@@ -346,7 +342,7 @@ class Call:
     """The part of a request that is not its body.
 
     `arrived` (when its last byte was read) and `deadline` (when the client stops waiting) are
-    times of perf_counter. `gone` says whether the client has left.
+    times of perf_counter.
     """
 
     arrived: float
@@ -355,16 +351,9 @@ class Call:
     route: str = ""  # path or protocol, for the log and traces
     priority: str = PRIORITIES[0]
     traceparent: str | None = None  # of W3C Trace Context, unchecked
-    gone: Callable[[], bool] = _never
 
 
-def read_call(
-    headers: Mapping[str, str],
-    route: str,
-    limit_s: float,
-    arrived: float | None = None,
-    gone: Callable[[], bool] = _never,
-) -> Call:
+def read_call(headers: Mapping[str, str], route: str, limit_s: float, arrived: float | None = None) -> Call:
     """Return the call that these headers describe.
 
     Args:
@@ -372,7 +361,6 @@ def read_call(
         route: the path or the protocol.
         limit_s: the server's own deadline; a header may shorten it.
         arrived: perf_counter; None: now.
-        gone: whether the client has left.
 
     Raises:
         InvalidRequest: naming the header and the expected value, never the given one.
@@ -387,7 +375,6 @@ def read_call(
         route,
         _priority(headers.get("x-priority")),
         traceparent,
-        gone,
     )
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from serving.api.problems import MEDIA_TYPE, problem
 from serving.checkout.checkout import Checkout
-from serving.errors import ClientGone, InvalidRequest, NotJson, Overloaded
+from serving.errors import InvalidRequest, NotJson, Overloaded
 from serving.metrics import count_fault, count_rejected
 from serving.schemas import HEADERS, Call, Instances, RequestBody, check_json, read_body, read_call
 from serving.settings import Settings
@@ -33,7 +33,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-# Takes the body; raises InvalidRequest, Overloaded, ClientGone.
+# Takes the body; raises InvalidRequest, Overloaded.
 Route = Callable[[Scope, bytes], Awaitable[bytes]]
 
 # Keys of the scope that the HTTP server writes: when a request had arrived whole (perf_counter), and that its
@@ -80,9 +80,7 @@ async def _enter(scope: Scope, checkout: Checkout) -> Call:
     headers = {
         _HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _HEADERS
     }
-    call = read_call(
-        headers, scope["path"], checkout.service.limit_s, scope.get(ARRIVED), lambda: GONE in scope
-    )
+    call = read_call(headers, scope["path"], checkout.service.limit_s, scope.get(ARRIVED))
     await checkout.enter(call)
     return call
 
@@ -155,7 +153,7 @@ class Limits:
         except Overloaded as error:
             count_rejected(error.reason)
             await refuse(send, 429, str(error))
-        except (_Gone, ClientGone):
+        except _Gone:
             count_rejected("client_gone")
         except Exception:  # uvicorn logs its traceback, and would send plain text
             count_fault("http")

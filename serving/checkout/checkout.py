@@ -28,7 +28,6 @@ from serving.cache.answer_cache import AnswerKey
 from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
 from serving.checkout.budgets import Budgets
 from serving.errors import (
-    ClientGone,
     DeadlineExceeded,
     DeadlineNear,
     Overloaded,
@@ -134,17 +133,12 @@ class Checkout:
         """Answer one request.
 
         Raises:
-            ClientGone: the client has left.
             Overloaded: it is a prefetch, and there is no time for it.
         """
         return await self.complete(self.begin(request, call))
 
     async def complete(self, turn: Turn) -> Response:
-        """Answer a turn that has begun.
-
-        Raises:
-            ClientGone: the client has left.
-        """
+        """Answer a turn that has begun."""
         await self.prepare(turn)
         await self.rank(turn)
         return self.finish(turn)
@@ -192,11 +186,7 @@ class Checkout:
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
 
     async def prepare(self, turn: Turn) -> None:
-        """Read the user's features and retrieve candidates, unless a cached list answers.
-
-        Raises:
-            ClientGone: the client has left.
-        """
+        """Read the user's features and retrieve candidates, unless a cached list answers."""
         refused = self._refused(turn)
         if self._is_late(turn):
             return
@@ -220,11 +210,7 @@ class Checkout:
         turn.stages.append(("preprocess", began, time.perf_counter()))
 
     async def rank(self, turn: Turn) -> None:
-        """Score the candidates.
-
-        Raises:
-            ClientGone: the client has left.
-        """
+        """Score the candidates."""
         if self._is_late(turn):
             return
         began = time.perf_counter()
@@ -433,8 +419,6 @@ class Checkout:
 
     def _is_late(self, turn: Turn) -> bool:
         """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""
-        if turn.call.gone():
-            raise ClientGone
         if turn.response is None and time.perf_counter() > turn.call.deadline:
             turn.response = _step_down(turn, DeadlineExceeded.reason)
         return turn.response is not None

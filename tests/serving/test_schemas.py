@@ -188,7 +188,6 @@ def test_without_headers_a_call_is_a_checkout_s_with_the_server_s_deadline() -> 
     call = read_headers()
     assert (call.arrived, call.deadline, call.priority, call.route) == (100.0, 100.05, "checkout", "V1")
     assert call.traceparent is None
-    assert not call.gone()
 
 
 def test_a_header_may_only_shorten_the_deadline() -> None:

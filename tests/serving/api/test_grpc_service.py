@@ -142,20 +142,35 @@ def test_a_time_outside_the_calendar_is_refused(recommender: Recommender) -> Non
     served(Checkout(recommender, 1e9), ask)
 
 
-def test_a_cancelled_or_1_ms_call_does_not_affect_the_next_one(recommender: Recommender) -> None:
+def test_a_cancelled_or_1_ms_call_ends_its_work_and_does_not_affect_the_next_one(
+    recommender: Recommender,
+) -> None:
+    ended: list[str] = []
+    ranking, over = asyncio.Event(), asyncio.Event()
+
     async def slow(turn: Turn) -> np.ndarray:
         if turn.request.k == 7:
-            await asyncio.sleep(3_600)
+            ranking.set()
+            try:
+                await asyncio.sleep(3_600)
+            finally:
+                ended.append("rank")
+                over.set()
         return await rank_here(turn)
 
     async def ask(recommend: Any) -> None:
         hurried = recommend(request(), timeout=0.001)
         if await hurried.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             assert (await hurried).degraded  # in time, from a lower rung: the ranker never answers
+        ended.clear()
+        ranking.clear()
+        over.clear()
         leaves = recommend(request(), timeout=3_000)
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(ranking.wait(), 60)
         assert leaves.cancel()
         assert await leaves.code() == grpc.StatusCode.CANCELLED
+        await asyncio.wait_for(over.wait(), 60)
+        assert ended == ["rank"], "no one waits for the scores"
         good = request()
         good.k = 3
         assert (await recommend(good, timeout=60)).rung == "full"

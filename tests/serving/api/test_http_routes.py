@@ -18,7 +18,7 @@ from serving.answer.recommender import Recommender, open_recommender
 from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, routes
 from serving.api.problems import problem
 from serving.checkout.checkout import Checkout, Turn, rank_here
-from serving.errors import ClientGone, InvalidRequest, Overloaded
+from serving.errors import InvalidRequest, Overloaded
 from serving.schemas import MAX_INSTANCES
 from serving.settings import Settings
 from serving.stores.online_features import open_store
@@ -103,11 +103,6 @@ def test_the_deadline_counts_from_the_arrival(recommender: Recommender) -> None:
         answer = ask(recommender, path, document, **late)
         assert answer.get("predictions", [answer])[0]["degraded_reason"] == "deadline_exceeded"
     assert ask(recommender, RECOMMENDATIONS, REQUEST, **{ARRIVED: time.perf_counter()})["rung"] == "full"
-
-
-def test_a_client_that_left_the_queue_costs_no_work(recommender: Recommender) -> None:
-    with pytest.raises(ClientGone):
-        ask(recommender, RECOMMENDATIONS, REQUEST, **{GONE: True})
 
 
 def test_a_disconnect_while_waiting_cancels_the_request(recommender: Recommender) -> None:

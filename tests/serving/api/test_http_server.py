@@ -59,6 +59,18 @@ async def broken(scope: Any, body: bytes) -> bytes:
     raise ZeroDivisionError
 
 
+BEGAN, ENDED = [0], [0]  # calls of `hang`
+
+
+async def hang(scope: Any, body: bytes) -> bytes:
+    BEGAN[0] += 1
+    try:
+        await asyncio.sleep(3_600)
+    finally:
+        ENDED[0] += 1
+    return body
+
+
 def served(
     scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
 ) -> None:
@@ -67,7 +79,7 @@ def served(
 
     async def run() -> None:
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
-        limits = Limits(app, settings, {"/echo": echo, "/broken": broken})
+        limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang})
         with socket.create_server(("127.0.0.1", 0)) as listening:
             server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -389,6 +401,27 @@ def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
     # Threads of other tests may log, too.
     [kind] = [record.exc_info[0] for record in caplog.records if record.exc_info]
     assert kind is ZeroDivisionError
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "while it is worked on"])
+def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> None:
+    def gone() -> float:
+        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "client_gone"}) or 0.0
+
+    async def scenario(ask: Ask) -> None:
+        before = gone()
+        for _ in range(20):
+            _, writer = await ask()
+            began = BEGAN[0]
+            writer.write(GOOD.replace(b"/echo", b"/hang"))
+            while waits and BEGAN[0] == began:
+                await asyncio.sleep(0.005)
+            writer.transport.abort()
+        while gone() < before + 20:
+            await asyncio.sleep(0.01)
+        assert BEGAN == ENDED
+
+    served(scenario)
 
 
 def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:

@@ -19,7 +19,7 @@ from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
-from serving.errors import ClientGone, FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
+from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import WithoutMessages
 from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Call, Request, Response
@@ -35,9 +35,9 @@ def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
     return open_recommender(toy_bundle, open_store(toy_store))
 
 
-def call(limit_s: float = 1e6, gone: Callable[[], bool] = lambda: False) -> Call:
+def call(limit_s: float = 1e6) -> Call:
     now = time.perf_counter()
-    return Call(now, now + limit_s, "given", gone=gone)
+    return Call(now, now + limit_s, "given")
 
 
 def ask(
@@ -236,21 +236,6 @@ def test_a_computing_request_is_counted_for_any_outcome(recommender: Recommender
 
     asyncio.run(ask_all())
     assert (seen, checkout.service.admission._computing) == ([1] * 4, 0)
-
-
-def test_a_disconnected_clients_request_does_not_reach_the_ranker(recommender: Recommender) -> None:
-    ranked: list[Turn] = []
-    left = iter([False, True, True])  # between retrieval and ranking
-
-    async def rank(turn: Turn) -> np.ndarray:
-        ranked.append(turn)
-        return await rank_here(turn)
-
-    checkout = Checkout(recommender, 1e6, rank)
-    for _ in range(2):
-        with pytest.raises(ClientGone):
-            asyncio.run(checkout.answer(REQUEST, call(gone=lambda: next(left))))
-    assert not ranked
 
 
 def test_a_swap_does_not_affect_requests_in_flight(recommender: Recommender) -> None:
