@@ -92,7 +92,7 @@ class _Refused(Exception):
 
 
 class _Gone(Exception):
-    """The client went away before its body had arrived."""
+    """The client went away before its body was read."""
 
 
 class Limits:

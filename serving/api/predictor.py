@@ -31,10 +31,6 @@ class Predictor(Model):
         self._checkout = checkout
         self.ready = True
 
-    def load(self) -> bool:
-        """Do nothing: a bundle is loaded before its ranker exists."""
-        return bool(self.ready)
-
     def get_input_types(self) -> list[dict[str, Any]]:
         """Return the metadata of the inputs for /v2/models/ranker."""
         return [

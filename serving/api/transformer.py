@@ -51,10 +51,6 @@ class Transformer(Model):
         self._checkout = checkout
         self.ready = True
 
-    def load(self) -> bool:
-        """Do nothing: a bundle is loaded before its transformer exists."""
-        return bool(self.ready)
-
     def get_input_types(self) -> list[dict[str, Any]]:
         """Return the metadata of the inputs for /v2/models/checkout; all but `basket` may be absent."""
         shapes = {"basket": [-1]}
