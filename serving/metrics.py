@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +149,19 @@ FACTS_READ_AT = Gauge(
     multiprocess_mode="livemin",
 )
 BATCH_ROWS = Histogram(
-    "reco_batch_rows", "Rows of one model call", ["stage"], buckets=[2**power for power in range(15)]
+    "reco_batch_rows", "Rows of one call of a remote ranker", buckets=[2**power for power in range(15)]
 )
 BATCH_REQUESTS = Histogram(
-    "reco_batch_requests",
-    "Requests that shared a model call",
-    ["stage"],
-    buckets=[1, 2, 4, 8, 16, 32, 64, 128],
+    "reco_batch_requests", "Requests that shared such a call", buckets=[1, 2, 4, 8, 16, 32, 64, 128]
 )
 BATCH_QUEUE_SECONDS = Histogram(
-    "reco_batch_queue_seconds", "Time a request waited to share a call", ["stage"], buckets=BUCKETS_S
+    "reco_batch_queue_seconds", "Time a request waited to share such a call", buckets=BUCKETS_S
 )
 BATCH_REFUSED = Counter(
-    "reco_batch_refused", "Requests refused because too many wait for the model", ["stage", "priority"]
+    "reco_batch_refused", "Requests refused because too many wait for the remote ranker", ["priority"]
 )
 BATCH_EXPIRED = Counter(
-    "reco_batch_expired", "Requests whose deadline passed before the model was asked", ["stage"]
+    "reco_batch_expired", "Requests whose deadline passed before the remote ranker was asked"
 )
 CACHE_LOOKUPS = Counter(
     "reco_cache_lookups",
@@ -358,30 +354,3 @@ def count_rejected(reason: str) -> None:
 def count_fault(protocol: str) -> None:
     """Count a request that an error of ours left without an answer; `http` or `grpc`."""
     _faults[protocol].inc()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchMetrics:
-    """The metrics of one batcher, looked up once."""
-
-    rows: Histogram
-    requests: Histogram
-    queue_seconds: Histogram
-    refused: dict[str, Counter]  # by priority
-    expired: Counter
-
-    def count_call(self, rows: int, requests: int) -> None:
-        """Count one model call for so many rows of so many requests."""
-        self.rows.observe(rows)
-        self.requests.observe(requests)
-
-
-def batch_metrics(stage: str, priorities: Iterable[str]) -> BatchMetrics:
-    """Return the metrics of the batcher before the model of `stage`."""
-    return BatchMetrics(
-        BATCH_ROWS.labels(stage),
-        BATCH_REQUESTS.labels(stage),
-        BATCH_QUEUE_SECONDS.labels(stage),
-        {priority: BATCH_REFUSED.labels(stage, priority) for priority in priorities},
-        BATCH_EXPIRED.labels(stage),
-    )

@@ -21,8 +21,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from serving import metrics
 from serving.errors import DeadlineExceeded, Overloaded, RankerMismatch, RankerUnavailable, RowsRefused
+from serving.metrics import (
+    BATCH_EXPIRED,
+    BATCH_QUEUE_SECONDS,
+    BATCH_REFUSED,
+    BATCH_REQUESTS,
+    BATCH_ROWS,
+)
 
 MOST_WAITING = 256  # requests in the queue; more are refused
 _WEIGHT = 0.1  # of the newest in the averages
@@ -37,6 +43,9 @@ class Priority(IntEnum):
 
     CHECKOUT = 0  # a shopper waits
     PREFETCH = 1  # an answer for later
+
+
+_refused = {priority: BATCH_REFUSED.labels(priority.name.lower()) for priority in Priority}
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +91,6 @@ class Batcher:
         self._planned: asyncio.Handle | None = None
         self._arrived_at = -math.inf
         self._gap_s, self._call_s = math.inf, 0.0  # between two arrivals, and of a call, on average
-        self._metrics = metrics.batch_metrics("ranking", [priority.name.lower() for priority in Priority])
 
     @property
     def expected(self) -> int:
@@ -116,7 +124,7 @@ class Batcher:
         gap_s, self._arrived_at = now - self._arrived_at, now
         self._gap_s = gap_s if math.isinf(self._gap_s) else self._gap_s + _WEIGHT * (gap_s - self._gap_s)
         if len(self._waiting) >= MOST_WAITING:
-            self._metrics.refused[priority.name.lower()].inc()
+            _refused[priority].inc()
             raise Overloaded(f"{MOST_WAITING} requests wait for the model, the most that may: ask later")
         member = _Waiting(work, rows, bundle_id, priority, deadline, now)
         self._waiting.append(member)
@@ -149,7 +157,7 @@ class Batcher:
         now = self._clock()
         for member in self._waiting:
             if now >= member.deadline and not member.answer.done():
-                self._metrics.expired.inc()
+                BATCH_EXPIRED.inc()
                 late_ms = (now - member.deadline) * 1e3
                 member.settle(DeadlineExceeded(f"the deadline passed {late_ms:.1f} ms before the call"))
         self._waiting = [member for member in self._waiting if not member.answer.done()]
@@ -175,7 +183,8 @@ class Batcher:
     async def _serve(self, batch: Sequence[_Waiting], began: float) -> None:
         """Call the model; after an error that belongs to single rows, once for each request."""
         called_at = self._clock()
-        self._metrics.count_call(sum(member.rows for member in batch), len(batch))
+        BATCH_ROWS.observe(sum(member.rows for member in batch))
+        BATCH_REQUESTS.observe(len(batch))
         deadline = max(member.deadline for member in batch)
         try:
             results = await self._model(batch[0].bundle_id, [member.work for member in batch], deadline)
@@ -189,7 +198,7 @@ class Batcher:
                 return
             results = [error] * len(batch)
         for member, result in zip(batch, results, strict=True):
-            self._metrics.queue_seconds.observe(began - member.since)
+            BATCH_QUEUE_SECONDS.observe(began - member.since)
             member.settle(result)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

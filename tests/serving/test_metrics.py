@@ -121,16 +121,3 @@ def test_the_metrics_are_shown_in_the_accepted_format() -> None:
     text, kind = metrics.exposition("application/openmetrics-text; version=1.0.0")
     assert text.endswith(b"# EOF\n")
     assert kind.startswith("application/openmetrics-text")
-
-
-def test_a_call_that_requests_share_is_counted_once() -> None:
-    def value(name: str) -> float:
-        return REGISTRY.get_sample_value(name, {"stage": "metrics"}) or 0.0
-
-    batch = metrics.batch_metrics("metrics", ["checkout"])
-    rows, requests = value("reco_batch_rows_sum"), value("reco_batch_requests_sum")
-    batch.count_call(1_500, 3)
-    assert value("reco_batch_rows_sum") - rows == 1_500
-    assert value("reco_batch_requests_sum") - requests == 3
-    assert value("reco_batch_rows_count") == value("reco_batch_requests_count")
-    assert list(batch.refused) == ["checkout"]

@@ -265,9 +265,7 @@ def test_a_model_that_gives_too_few_results_is_an_error() -> None:
 
 
 def refused(priority: str) -> float:
-    return (
-        REGISTRY.get_sample_value("reco_batch_refused_total", {"stage": "ranking", "priority": priority}) or 0
-    )
+    return REGISTRY.get_sample_value("reco_batch_refused_total", {"priority": priority}) or 0
 
 
 def test_beyond_the_bound_requests_are_refused() -> None:
@@ -284,7 +282,7 @@ def test_beyond_the_bound_requests_are_refused() -> None:
 
 def test_calls_and_waits_are_counted() -> None:
     def value(name: str) -> float:
-        return REGISTRY.get_sample_value(name, {"stage": "ranking"}) or 0.0
+        return REGISTRY.get_sample_value(name) or 0.0
 
     names = [
         *("reco_batch_rows_sum", "reco_batch_requests_sum", "reco_batch_requests_count"),
