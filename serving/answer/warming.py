@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ MOST_RECORDS = 20_000  # of the log, the newest ones
 
 _COLUMNS = ["user_id", "profile", "store_id", "basket"]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Warmed:
-    """How many requests were asked in how long, and for how many the time was too short."""
-
-    asked: int
-    left: int
-    seconds: float
 
 
 def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], None]) -> None:
@@ -50,9 +40,10 @@ def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], Non
     except Exception:  # noqa: BLE001 - the edge of the start: an endpoint with an empty cache can answer, too
         _log.exception("the cache begins empty: the prediction log in %s cannot be read", log_dir)
         return
-    done = warm(requests, recommender.warm, rest=rest)
-    size = len(recommender.answers)
-    _log.info("%d answers are cached after %.1f s; %d requests were left", size, done.seconds, done.left)
+    began = time.monotonic()
+    left = warm(requests, recommender.warm, rest=rest)
+    size, took_s = len(recommender.answers), time.monotonic() - began
+    _log.info("%d answers are cached after %.1f s; %d requests were left", size, took_s, left)
 
 
 def frequent_requests(log_dir: Path, at: float) -> list[Request]:
@@ -89,8 +80,10 @@ def warm(
     budget_s: float = BUDGET_S,
     rest: Callable[[float], None] = lambda took_s: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Warmed:
-    """Ask one request after the other until all are asked or the time is over; skip those that fail.
+) -> int:
+    """Ask one request after the other until all are asked or the time is over; return how many are left.
+
+    One that fails is skipped.
 
     Args:
         requests: the most promising first.
@@ -99,17 +92,16 @@ def warm(
         rest: called after each with the seconds it took: where other requests need the processor.
         clock: seconds.
     """
-    began, asked, failed = clock(), 0, 0
-    for request in requests:
+    began, has_failed = clock(), False
+    for number, request in enumerate(requests):
         asked_at = clock()
         if asked_at - began >= budget_s:
-            break
+            return len(requests) - number
         try:
             ask(request)
         except Exception:  # noqa: BLE001 - the same
-            failed += 1
-            if failed == 1:
+            if not has_failed:
                 _log.exception("a request that should warm the cache failed")
-        asked += 1
+            has_failed = True
         rest(clock() - asked_at)
-    return Warmed(asked, len(requests) - asked, clock() - began)
+    return 0
