@@ -10,7 +10,6 @@ Nothing listens before the bundle is verified and warm.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import sys
@@ -28,7 +27,7 @@ from serving.api.endpoint import Endpoint
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
-from serving.errors import BundleInvalid, FactsUnavailable, FeaturesUnavailable
+from serving.errors import BundleInvalid, FactsUnavailable
 from serving.metrics import BUNDLE, BUNDLE_CUT_AT
 from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
@@ -45,7 +44,6 @@ from serving.stores.online_features import OnlineStore, open_store
 # How long a request may wait for the interpreter while the log's thread holds it; Python's own 5 ms is
 # longer than a whole answer takes.
 SWITCH_S = 0.0005
-_log = logging.getLogger(__name__)
 
 Tell = Callable[[dict[str, Any]], None]  # takes an event of the process: `ready`, or `bundle` after a swap
 
@@ -198,7 +196,6 @@ def run(
         recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
         _show(recommender)
-        store_state = _warm_store(wiring.store)
         checkout = wiring.checkout(recommender)
         cleanup.callback(lambda: checkout.recommender.facts.close())
         door = wiring.door(wiring.settings, http_socket)
@@ -215,7 +212,7 @@ def run(
                     "bundle_id": bundle_id,
                     "bundle": str(bundle_path),
                     "follows": "" if home is None else str(home),
-                    "online_store": store_state,
+                    "online_store": recommender.store_state,
                     "fact_store": recommender.facts.state,
                     "prediction_log": str(wiring.settings.prediction_log_dir) if wiring.log else "off",
                     "processes": 1,
@@ -284,16 +281,6 @@ def _show(recommender: Recommender) -> None:
     BUNDLE_CUT_AT.set(datetime.fromisoformat(recommender.bundle.manifest["cut"]).timestamp())
     if recommender.answers is not None:
         recommender.answers.show()
-
-
-def _warm_store(store: OnlineStore) -> str:
-    """Read once, so that the connection exists; return the store's state for the ready line."""
-    try:
-        store.read("warm-up")
-    except FeaturesUnavailable as error:
-        _log.warning("answers will lack the users' history until the online store is back: %s", error)
-        return "unavailable"
-    return "ready"
 
 
 def _observers(settings: Settings, cleanup: contextlib.ExitStack) -> list[Observer]:

@@ -117,6 +117,7 @@ class Recommender:
         self.answers = answers
         self.tells_counts = True  # in a reason: how often and when the shopper bought the item
         self.explores = 0.0  # share of the requests
+        self.store_state = "unread"  # `ready` or `unavailable` after `connect`
 
     def recommend(self, request: Request) -> Response:
         """Answer one request."""
@@ -210,7 +211,9 @@ class Recommender:
         """Read once on the event loop that will answer, so that no request opens the connection."""
         try:
             await self._store.fetch("warm-up")
+            self.store_state = "ready"
         except FeaturesUnavailable as error:
+            self.store_state = "unavailable"
             log.warning("answers will lack the users' history until the online store is back: %s", error)
 
     async def fetch(self, request: Request, by: float = math.inf) -> Known:

@@ -315,6 +315,21 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     assert "absent.pem, which cannot be read (No such file or directory); expected a PEM file" in said
 
 
+@pytest.mark.slow
+def test_a_store_that_is_away_at_the_start_is_reported_once(
+    start_endpoint: Any, toy_bundle: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and no Redis listens
+        url = f"redis://127.0.0.1:{unused.getsockname()[1]}"
+        running = start_endpoint(toy_bundle, Settings(home=tmp_path, store_url=url, log=False))
+        running.process.terminate()
+        running.process.wait()
+        running.reader.join()
+    assert running.ready["online_store"] == "unavailable"
+    assert len([line for line in running.stderr if "answers will lack the users' history" in line]) == 1
+
+
 def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

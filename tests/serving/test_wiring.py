@@ -1,5 +1,6 @@
 """The parts of an endpoint process: opened from settings, replaced one by one, closed in the end."""
 
+import asyncio
 import shutil
 import socket
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class StubDoor:
 
     def start(self, checkout: Checkout, on_ready: Callable[[str, str], None], at_end: object) -> None:
         self.checkouts.append(checkout)
+        asyncio.run(checkout.recommender.connect())
         on_ready("http://here", "there")
 
     def on_loop(self, act: Callable[[], None]) -> None:
