@@ -123,8 +123,9 @@ def test_an_invalid_request_is_not_observed_as_an_answer(
     recommender: Recommender, bad: RecommendRequest
 ) -> None:
     async def ask(recommend: Any) -> None:
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
             await recommend(bad, timeout=60)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     turns: list[Turn] = []
     served(Checkout(recommender, 1e9, observers=(turns.append,)), ask)
