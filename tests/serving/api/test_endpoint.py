@@ -228,40 +228,10 @@ def test_an_answer_without_a_body_is_valid(client: httpx.Client) -> None:
     assert client.get("/healthz").status_code == 200
 
 
-def instance(**fields: Any) -> bytes:
-    return json.dumps({"instances": [{"basket": [], **fields}]}).encode()
-
-
 BAD_V1 = {
-    "no body": b"",
     "cut": b'{"instances": [',
-    "not an object": b"[1]",
-    "no instances": b'{"inputs": []}',
-    "instances no list": b'{"instances": {}}',
-    "another field": b'{"instances": [], "' + MARK.encode() + b'": 1}',
-    "instance no object": b'{"instances": ["' + MARK.encode() + b'"]}',
-    "too many instances": json.dumps({"instances": [{"basket": []}] * 65}).encode(),
-    "deep": b'{"instances": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
     "deep but not too deep to read": b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "k NaN": b'{"instances": [{"basket": [], "k": NaN}]}',
-    "k 1e400": b'{"instances": [{"basket": [], "k": 1e400}]}',
-    "k 2.5": instance(k=2.5),
-    "k text": instance(k=MARK),
-    "k true": instance(k=True),
-    "k negative": instance(k=-1),
-    "unknown field": instance(**{MARK: 1}),
-    "user a number": instance(user_id=7),
-    "user empty": instance(user_id=""),
-    "user with NUL": instance(user_id="a\x00" + MARK),
-    "user lone surrogate": b'{"instances": [{"basket": [], "user_id": "\\ud800"}]}',
-    "basket missing": b'{"instances": [{}]}',
-    "basket text": instance(basket=MARK),
-    "basket of numbers": instance(basket=[1]),
-    "basket of 501": instance(basket=["1"] * 501),
-    "item of 10^5 characters": instance(basket=["7" * 100_000]),
-    "at no time": instance(at=MARK),
-    "at a number": instance(at=5),
-    "profile unknown": instance(profile=MARK),
+    "unknown field": json.dumps({"instances": [{"basket": [], MARK: 1}]}).encode(),
 }
 
 
