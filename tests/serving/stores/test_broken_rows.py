@@ -1,4 +1,4 @@
-"""Invalid rows, facts and numbers are stopped at their source and change no other shopper's score."""
+"""Invalid rows, facts and numbers are stopped at their source and give sound answers."""
 
 import asyncio
 import time
@@ -17,11 +17,10 @@ from feature_repo.queries import Rows
 from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
 from serving.answer.recommender import Recommender
-from serving.checkout.checkout import Checkout, Turn
+from serving.checkout.checkout import Checkout
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import Call, Request, Response
 from serving.stores.online_features import MemoryStore, UserRow
-from tests.serving.checkout.joined_ranker import joined_ranker
 
 AT = 1_512_498_600.0
 ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
@@ -149,41 +148,7 @@ def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
         check(recommender.recommend(asked.request))
 
 
-def test_an_invalid_row_moves_no_scores_of_a_shared_call(bundle: Bundle, good: UserEvents) -> None:
-    """The scores of ten shoppers in a shared call, with and without an invalid or absurd row."""
-    store = MemoryStore()
-    store.write("well", UserRow(pack(good), AT))
-    absurd = pack(replace(good, paid=np.full(len(good), 3e38, np.float32)))
-    store.write("nan", UserRow(spoilt(good, "paid", 0, np.nan), AT))
-    store.write("absurd", UserRow(absurd, AT))
-    recommender = Recommender(bundle, store)
-    users = ["well", *(f"nobody {n}" for n in range(9))]
-
-    async def asked_together(who: list[str]) -> dict[str, Response]:
-        turns: list[Turn] = []
-        checkout = Checkout(
-            recommender,
-            60_000.0,
-            joined_ranker(),
-            observers=[turns.append],
-        )
-        requests = [Request(("1000031",), AT, user, None, 10, user) for user in who]
-        answers = await asyncio.gather(*(checkout.answer(request, call()) for request in requests))
-        return {answer.request_id: answer for answer in answers}
-
-    def call() -> Call:
-        began = time.perf_counter()
-        return Call(began, began + 60.0, "r")
-
-    with np.errstate(all="ignore"):
-        alone = {user: asyncio.run(asked_together([user]))[user] for user in users}
-        company = asyncio.run(asked_together(["nan", *users[:5], "absurd", *users[5:]]))
-    for user in users:
-        assert [i.item_id for i in company[user].items] == [i.item_id for i in alone[user].items]
-        assert [i.score for i in company[user].items] == pytest.approx(
-            [i.score for i in alone[user].items], abs=1e-6
-        )
-        assert not company[user].degraded
-    assert company["nan"].degraded_reason == "features_invalid"
-    for user in ("nan", "absurd"):
-        check(company[user])
+def test_a_row_of_absurd_amounts_gives_a_sound_answer(bundle: Bundle, good: UserEvents) -> None:
+    absurd = replace(good, paid=np.full(len(good), 3e38, np.float32))
+    with np.errstate(all="ignore"):  # the strict numerics of the tests; the endpoint has numpy's own
+        check(answer_of(bundle, pack(absurd)))
