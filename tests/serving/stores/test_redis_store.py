@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,8 +30,8 @@ from serving.stores.online_features import (
 )
 from tests.chaos.listening import listening
 from tests.chaos.numbers import numbers_in
-from tests.chaos.procs import Valkey, eventually, free_port, valkey_server
-from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row, row_of
+from tests.chaos.procs import Valkey, eventually, valkey_server
+from tests.chaos.rows import HISTORY_FIELD, ROW_42, TIMESTAMP, proto, put_row
 
 PASSWORD = "p@ss,w/örd"
 QUOTED = "p%40ss%2Cw%2F%C3%B6rd"
@@ -77,13 +76,6 @@ def warm_up(store: OnlineStore) -> None:
 
 
 # ------------------------------------------------------------------------------------------ ways in
-
-
-def test_a_missing_redis_is_unavailable() -> None:
-    store = RedisStore(f"redis://127.0.0.1:{free_port()}")
-    rows = reads(store, 5)
-    assert rows == ["unavailable"] * 5
-    store.close()
 
 
 def test_a_read_ends_with_the_request_and_a_short_one_is_no_store_failure() -> None:
@@ -314,28 +306,6 @@ class TestFaults:
             store.read("42")
         store.close()
 
-    def test_threads_share_a_store_and_each_gets_its_own_user(self, server: Valkey) -> None:
-        users = [f"user {number}" for number in range(8)]
-        with server.client() as client:
-            for user in users:
-                put_row(client, user)
-        store = RedisStore(url_of(server), timeout_ms=2_000)
-        wrong: list[object] = []
-
-        def ask(user: str) -> None:
-            for _ in range(200):
-                row = store.read(user)
-                if row != row_of(user):
-                    wrong.append((user, row))
-
-        threads = [threading.Thread(target=ask, args=(user,)) for user in users]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        store.close()
-        assert wrong == []
-
 
 @pytest.mark.slow
 def test_ten_requests_to_a_store_20_ms_away_wait_concurrently(
@@ -371,11 +341,3 @@ def test_ten_requests_to_a_store_20_ms_away_wait_concurrently(
     assert most == 10, "the event loop waits for the store"
     distant.close()
     store.close()
-
-
-def test_a_server_that_accepts_and_never_answers_is_unavailable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        store = RedisStore(f"redis://127.0.0.1:{mute.getsockname()[1]}")
-        rows = reads(store, 20)
-        assert rows == ["unavailable"] * 20
-        store.close()
