@@ -239,21 +239,6 @@ def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tm
             process.kill()
 
 
-@pytest.mark.slow
-def test_items_that_are_sold_out_are_not_offered(endpoint: Any, client: httpx.Client) -> None:
-    request = {"user_id": "u2", "basket": [], "at": AT, "k": 5}
-    first = ask(client, request)["items"][0]["item_id"]
-    file = endpoint.settings.availability_path
-    file.write_text(json.dumps({"out_of_stock": [first], "banned": []}))
-    time.sleep(0.7)
-    try:
-        assert first not in {item["item_id"] for item in ask(client, request)["items"]}
-    finally:
-        file.unlink()
-        time.sleep(0.7)
-    assert ask(client, request)["items"][0]["item_id"] == first
-
-
 def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
@@ -280,19 +265,6 @@ def test_a_bundle_with_a_flipped_byte_is_not_served(toy_bundle: Path, tmp_path: 
     code, said = refused_start(tmp_path / "nowhere", Settings(home=tmp_path, http_port=0, grpc_port=0))
     assert code == 1
     assert "manifest.json" in said
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_reported_at_once(endpoint: Any, toy_bundle: Path, tmp_path: Path) -> None:
-    http, grpc = (int(address.rsplit(":", 1)[1]) for address in (endpoint.http, endpoint.grpc))
-    for settings, variable in (
-        (Settings(home=tmp_path, http_port=http, grpc_port=0), "RECO_HTTP_PORT"),
-        (Settings(home=tmp_path, http_port=0, grpc_port=grpc), "RECO_GRPC_PORT"),
-    ):
-        code, said = refused_start(toy_bundle, settings)
-        assert code == 4
-        assert variable in said
-        assert len(said.splitlines()) == 1
 
 
 @pytest.mark.slow
