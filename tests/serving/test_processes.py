@@ -424,30 +424,6 @@ def test_the_records_that_a_killed_process_loses_are_counted(
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_only_its_own_requests_and_is_restarted(
-    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
-) -> None:
-    running = start_endpoint(toy_bundle, replace(settings, log=False))
-    first, second = workers(running.process.pid)
-    with calling(running.http, 4) as seen:
-        eventually(lambda: len(seen.answers) > 20, 60)
-        os.kill(first, signal.SIGKILL)
-        since = len(seen.answers)
-        eventually(lambda: len(seen.answers) > since + 40, 60)
-        assert httpx.get(f"{running.http}/healthz", timeout=60).status_code == 200
-        # At most the requests in flight there; each caller got its next answer.
-        assert len(seen.failures) <= 4
-        eventually(lambda: len(workers(running.process.pid) - {first}) == 2, 60)
-        assert any("SIGKILL" in line for line in running.stderr)
-    os.kill(second, signal.SIGKILL)  # now the new process answers
-    with calling(running.http, 1) as seen:
-        eventually(lambda: len(seen.answers) > 5, 60)
-    assert not seen.failures
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(60) == 0
-
-
-@pytest.mark.slow
 def test_children_do_not_outlive_their_parent_and_its_ports_are_free(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
