@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from serving.api.http_routes import RECOMMENDATIONS
 from serving.client import attempts
 from serving.client.answers import NotAnswered
@@ -10,24 +8,6 @@ from serving.client.attempts import CallBreaker, RetryBudget
 
 def test_the_path_is_the_endpoints() -> None:
     assert attempts.PATH == RECOMMENDATIONS
-
-
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [
-        (400, "invalid_request"),
-        (413, "invalid_request"),
-        (422, "invalid_request"),
-        (429, "overloaded"),
-        (503, "overloaded"),
-        (500, "server_error"),
-        (504, "server_error"),
-        (301, "unexpected_status"),
-        (404, "unexpected_status"),
-    ],
-)
-def test_each_status_has_its_reason(status: int, reason: str) -> None:
-    assert attempts._reason_of(status) == reason
 
 
 def test_the_retry_budget_is_a_tenth_of_the_calls_with_a_small_reserve() -> None:
