@@ -1,7 +1,6 @@
-"""The models' inputs: their order, hash and padding; a broken number stays in its row."""
+"""The models' inputs: their order, hash and padding."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,13 +16,11 @@ from feature_repo.schema import (
     FRESH,
     HISTORY_LENGTH,
     ITEM,
-    LIMIT,
     REQUEST,
     USER,
     item_values,
     model_inputs,
     tower_inputs,
-    user_values,
 )
 from feature_repo.statistics import SOLD_7D, Statistics
 from feature_repo.toy_shop import toy_dataset
@@ -85,36 +82,13 @@ def test_columns_are_the_features_in_order(statistics: Statistics, history: Hist
     for position, item_feature in enumerate(ITEM, len(USER)):
         expected = item_feature(statistics)[[1, 2, 5]].astype(np.float32)
         np.testing.assert_array_equal(dense[:, position], expected, err_msg=item_feature.__name__)
+    assert item_values(statistics) is item_values(statistics), "computed once"
     first = len(USER) + len(ITEM)
     np.testing.assert_array_equal(dense[:, first : first + len(FRESH)], statistics.fresh[[1, 2, 5]])
     assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
     for position, feature_of_both in enumerate(REQUEST, first + len(FRESH)):
         both = np.broadcast_to(np.asarray(feature_of_both(rows), np.float32), 3)
         np.testing.assert_array_equal(dense[:, position], both, err_msg=feature_of_both.__name__)
-
-
-def test_the_values_of_the_views_are_those_of_the_columns(statistics: Statistics, history: History) -> None:
-    rows = Rows(query(statistics, [3], history((90, [1, 2]), (95, [2]))), np.array([5, 0]))
-    dense, _ = model_inputs(rows)
-    np.testing.assert_array_equal(dense[0, : len(USER)], user_values(rows.query.user).astype(np.float32))
-    items = item_values(statistics)
-    assert items.shape == (len(statistics.item_ids), len(ITEM))
-    assert items is item_values(statistics), "computed once"
-    np.testing.assert_array_equal(dense[:, len(USER) : len(USER) + len(ITEM)], items[[5, 0]])
-
-
-def test_a_broken_number_stays_in_its_own_row(statistics: Statistics, history: History) -> None:
-    price = np.array(statistics.price)
-    price[1], price[2], price[5] = np.nan, 1e30, 2.0
-    broken = replace(statistics, price=price)
-    rows = Rows(query(broken, [3], history((90, [1]))), np.array([1, 2, 5]))
-    dense, _ = model_inputs(rows)
-    assert np.isfinite(dense).all()
-    column = dense[:, DENSE_NAMES.index("item_price")]
-    assert column[0] == 0
-    assert column[1] <= LIMIT
-    whole, _ = model_inputs(Rows(query(broken, [3], history((90, [1]))), np.array([5])))
-    np.testing.assert_array_equal(dense[2], whole[0])
 
 
 def test_the_tower_sees_recent_favourites_first_and_zero_is_padding(
