@@ -211,29 +211,32 @@ def test_without_any_item_left_the_answer_is_empty_with_its_reason(
         facts.close()
 
 
-@settings(PATIENT, max_examples=40)
-@given(asked=st.lists(requests, min_size=2, max_size=12), seed=st.integers(0, 1_000))
-def test_an_answer_does_not_depend_on_concurrent_requests(
-    bundle: Bundle, store: MemoryStore, asked: list[Request], seed: int
-) -> None:
+def test_an_answer_does_not_depend_on_concurrent_requests(bundle: Bundle, store: MemoryStore) -> None:
     recommender = Recommender(bundle, store)
-    alone = [recommender.recommend(request) for request in asked]
-    order = list(range(len(asked)))
-    random.Random(seed).shuffle(order)
+    sizes: list[int] = []
 
-    async def together() -> list[Response]:
-        checkout = Checkout(recommender, 60_000.0, joined_ranker(), observers=())
+    async def together(asked: list[Request]) -> list[Response]:
+        checkout = Checkout(recommender, 60_000.0, joined_ranker(sizes), observers=())
         began = time.perf_counter()
         call = Call(began, began + 60.0, "r")
-        return await asyncio.gather(*(checkout.answer(asked[number], call) for number in order))
+        return await asyncio.gather(*(checkout.answer(request, call) for request in asked))
 
-    for number, answer in zip(order, asyncio.run(together()), strict=True):
-        assert not answer.degraded or alone[number].degraded
-        assert [item.item_id for item in answer.items] == [item.item_id for item in alone[number].items]
-        assert [item.score for item in answer.items] == pytest.approx(
-            [item.score for item in alone[number].items], abs=1e-6
-        )
-        check(recommender, asked[number], answer, set())
+    @settings(PATIENT, max_examples=40)
+    @given(asked=st.lists(requests, min_size=2, max_size=12), seed=st.integers(0, 1_000))
+    def holds(asked: list[Request], seed: int) -> None:
+        alone = [(request, recommender.recommend(request)) for request in asked]
+        random.Random(seed).shuffle(alone)
+        answers = asyncio.run(together([request for request, _ in alone]))
+        for (request, expected), answer in zip(alone, answers, strict=True):
+            assert not answer.degraded or expected.degraded
+            assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
+            assert [item.score for item in answer.items] == pytest.approx(
+                [item.score for item in expected.items], abs=1e-6
+            )
+            check(recommender, request, answer, set())
+
+    holds()
+    assert max(sizes) > 1, "calls were shared"
 
 
 async def gone(turn: Turn) -> np.ndarray:

@@ -9,7 +9,6 @@ import pytest
 
 from serving.answer.recommender import Recommender, open_recommender
 from serving.checkout.checkout import Checkout
-from serving.prediction_log import PredictionLog, read_log
 from serving.stores.online_features import open_store
 
 pytestmark = pytest.mark.slow  # importing kserve takes seconds
@@ -35,15 +34,6 @@ def ask() -> Ask:
         return given["predictions"]
 
     return answers
-
-
-def test_a_late_answer_takes_a_lower_rung(recommender: Recommender, ask: Ask, tmp_path: Path) -> None:
-    log = PredictionLog(tmp_path, ())
-    late = Recommender(recommender.bundle, open_store("memory:"), log)
-    answers = ask(late, REQUEST, REQUEST, deadline_ms=1e-6)
-    log.close()
-    assert {a["degraded_reason"] for a in answers} == {"deadline_exceeded"}
-    assert read_log(tmp_path)["degraded_reason"].to_pylist() == ["deadline_exceeded"] * 2
 
 
 def test_each_request_of_a_body_has_its_own_state(recommender: Recommender, ask: Ask) -> None:

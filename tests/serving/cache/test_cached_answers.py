@@ -494,16 +494,6 @@ def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Recommende
     assert 90 < few <= 100 < every
 
 
-def test_a_cached_list_is_made_of_all_candidates(cached: Recommender) -> None:
-    rank = Counting()
-    checkout = Checkout(cached, 200e3, rank)
-    for _ in range(FIRST):
-        checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
-    now = time.perf_counter()
-    asyncio.run(checkout.answer(NOBODY, Call(now, now + 200, "h")))
-    assert len(cached.answers or ()) == 0
-
-
 def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:
     rank = Counting(wait_s=0.2)
 
@@ -517,15 +507,6 @@ def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) 
 
     assert {answer.rung for answer in asyncio.run(ask())} == {"full"}
     assert len(rank.turns) == 1
-
-
-def test_a_list_whose_scores_are_no_probabilities_is_not_cached(cached: Recommender) -> None:
-    async def logits(turn: Turn) -> np.ndarray:
-        return 20 * await rank_here(turn) - 10
-
-    (answer,) = ask_all(cached, logits, NOBODY)
-    assert answer.items
-    assert len(cached.answers or ()) == 0
 
 
 def test_a_forgotten_shopper_gets_no_cached_list(cached: Recommender) -> None:

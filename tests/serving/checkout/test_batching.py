@@ -371,10 +371,3 @@ def test_a_poisoned_row_moves_no_scores_of_other_requests(toy_bundle: Path) -> N
 @pytest.mark.parametrize("ranker", ["pruned/ranker.onnx", "bundle/ranker.onnx"], ids=["fp32", "as served"])
 def test_a_poisoned_row_moves_no_scores_of_the_trained_ranker(toy_line: Path, ranker: str) -> None:
     check_neighbours_of_poison(open_session(toy_line / ranker))
-
-
-def test_scores_of_joined_requests_are_those_of_each_alone(toy_bundle: Path) -> None:
-    session = load_bundle(toy_bundle).ranker
-    requests = [inputs(rows, seed) for seed, rows in enumerate((1, 1_000, 3, 120))]
-    for work, answer in zip(requests, rank_rows(session, requests), strict=True):
-        np.testing.assert_allclose(answer, rank(session, *work), atol=1e-6)

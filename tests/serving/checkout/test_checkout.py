@@ -25,7 +25,6 @@ from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Call, Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
-from tests.serving.checkout.joined_ranker import joined_ranker
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -50,25 +49,6 @@ def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
     answer, expected = ask(recommender), recommender.recommend(REQUEST)
     assert structs.replace(answer, stage_ms={}) == structs.replace(expected, stage_ms={})
     assert answer.rung == "full"
-
-
-def test_requests_that_share_calls_are_answered_as_if_alone(recommender: Recommender) -> None:
-    baskets = [("1000005",), (), ("1000001", "1000002"), ("no such item",)]
-    requests = [replace(REQUEST, basket=basket, request_id=f"r{n}") for n, basket in enumerate(baskets)]
-    requests += [replace(request, profile="premium") for request in requests]
-    sizes: list[int] = []
-    checkout = Checkout(recommender, 1e6, joined_ranker(sizes))
-
-    async def ask_all() -> list[Response]:
-        return await asyncio.gather(*(checkout.answer(request, call()) for request in requests * 8))
-
-    alone = [recommender.recommend(request) for request in requests]
-    for answer, expected in zip(asyncio.run(ask_all()), alone * 8, strict=True):
-        assert (answer.request_id, answer.rung) == (expected.request_id, "full")
-        assert [item.item_id for item in answer.items] == [item.item_id for item in expected.items]
-        given, wanted = ([item.score for item in one.items] for one in (answer, expected))
-        np.testing.assert_allclose(given, wanted, atol=1e-6)
-    assert max(sizes) > 1
 
 
 def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: Recommender) -> None:

@@ -311,25 +311,6 @@ def recommender(toy_line: Path, facts: FactStore) -> Iterator[Recommender]:
 
 
 @pytest.mark.slow
-def test_thirty_percent_sold_out_items_are_gone_within_two_seconds(
-    recommender: Recommender, facts: FactStore
-) -> None:
-    """Scenario: a catalogue update takes 30 % of the items away while requests come, fallback included."""
-    items = recommender.bundle.statistics.item_ids.tolist()
-    gone = set(items[::3])
-    assert gone & ask(recommender)
-    facts.write([stock(item, 0) for item in gone])
-    written = time.monotonic()
-    shown_late: set[str] = set()
-    while time.monotonic() < written + WITHIN_S + 1:
-        shown = ask(recommender)
-        if time.monotonic() > written + WITHIN_S:
-            shown_late |= shown & gone
-    assert not shown_late
-    assert ask(recommender)
-
-
-@pytest.mark.slow
 def test_sold_out_in_one_store_is_offered_in_another(recommender: Recommender, facts: FactStore) -> None:
     item = next(iter(ask(recommender)))
     facts.write([stock(item, 0, "store-0")])

@@ -1,4 +1,4 @@
-"""The ranker's graph gives one probability per row and is not called without rows."""
+"""The ranker's graph is not called without rows, and its scores are checked."""
 
 from pathlib import Path
 
@@ -9,19 +9,6 @@ from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.errors import ScoresInvalid
 from serving.release.bundle import load_bundle
 from serving.stages.ranking import check_scores, rank
-
-
-@pytest.mark.slow
-def test_each_row_gets_one_probability_independent_of_other_rows(toy_line: Path) -> None:
-    ranker = load_bundle(toy_line / "bundle").ranker
-    dense = np.random.default_rng(0).random((7, len(DENSE_NAMES)), np.float32)
-    categorical = np.ones((7, len(CATEGORICAL)), np.int64)
-    together = rank(ranker, dense, categorical)
-    assert together.shape == (7,)
-    assert together.dtype == np.float32
-    assert ((together > 0) & (together < 1)).all()
-    alone = np.concatenate([rank(ranker, dense[i : i + 1], categorical[i : i + 1]) for i in range(7)])
-    np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
 @pytest.mark.slow

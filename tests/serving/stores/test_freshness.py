@@ -113,14 +113,3 @@ def test_a_row_older_than_its_ttl_is_ignored(recommender: Recommender, row_of: C
         assert found.degraded_reason == expected
         same = [i.item_id for i in found.items] == [i.item_id for i in nobody.items]
         assert same == (expected is not None)
-
-
-@pytest.mark.parametrize("row", [b"", b"\x07\x00" + bytes(30), b"\x02\0\0\0\x01\0\0\0\x09\0\0\0" + bytes(8)])
-def test_a_row_of_another_format_or_truncated_is_ignored_and_labelled(
-    recommender: Recommender, row: bytes
-) -> None:
-    store = MemoryStore()
-    store.write("ann", UserRow(row, 1_720_000_000.0))
-    found = Recommender(recommender.bundle, store).recommend(Request(("item-002",), 1_720_000_001.0, "ann"))
-    assert found.degraded_reason == "features_invalid"
-    assert found.items
