@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,7 @@ class Statistics:
     store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
     fresh: np.ndarray  # (n, features) float32, `schema.FRESH` as of the latest nightly count
-    # (n,) int32 codes of the manufacturer, 0 is unknown; empty in an old bundle, which lacks the file
-    manufacturer: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    manufacturer: np.ndarray  # (n,) int32 codes of the manufacturer, 0 is unknown
     new_items: int = 0  # number of last rows that were added after the training: no model knows their ids
 
     @cached_property
@@ -196,8 +195,7 @@ def write_statistics(path: Path, statistics: Statistics, vocabulary: dict[str, l
     """Write the arrays as one `.npy` file each, and the names behind the categorical codes."""
     path.mkdir(parents=True, exist_ok=True)
     for name in ARRAYS:
-        if name != "manufacturer" or len(statistics.manufacturer):
-            np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
+        np.save(path / f"{name}.npy", getattr(statistics, name), allow_pickle=False)
     if statistics.new_items:
         (path / NEW_ITEMS).write_text(str(statistics.new_items))
     (path / "vocabulary.json").write_text(json.dumps(vocabulary))
@@ -230,8 +228,6 @@ def read_statistics(path: Path) -> Statistics:
     loaded: dict[str, np.ndarray] = {}
     lengths = {"3": 3}
     for name in ARRAYS:
-        if name == "manufacturer" and not (path / f"{name}.npy").is_file():
-            continue
         # A plain view of the mapped pages: indexing the memmap class itself costs microseconds a time.
         array = np.asarray(np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False))
         kind, axes = _LAYOUT.get(name, ("f4", "n"))
@@ -270,6 +266,6 @@ def _check_codes(file: Path, codes: np.ndarray, lowest: int, size: int) -> None:
 
 
 def read_vocabulary(path: Path) -> dict[str, list[str]]:
-    """Return the names behind the codes: of types, categories, departments and, if known, manufacturers."""
+    """Return the names behind the codes: of types, categories, departments and manufacturers."""
     vocabulary: dict[str, list[str]] = json.loads((path / "vocabulary.json").read_text())
     return vocabulary

@@ -180,7 +180,7 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
     longer = {}
     for name in ARRAYS:
         old = np.asarray(getattr(before, name))
-        if name not in _NOT_OF_ITEMS and len(old):  # of an old bundle no manufacturer is known
+        if name not in _NOT_OF_ITEMS:
             own = np.broadcast_to(rows.get(name, np.zeros(1)).astype(old.dtype.type), (count, *old.shape[1:]))
             longer[name] = np.concatenate([old, own])
     return replace(before, **longer, new_items=before.new_items + count)

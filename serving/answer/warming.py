@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from serving.answer.recommender import Recommender
-from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, Request
+from serving.schemas import DEFAULT_K, Request
 
 BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes over
 MOST_REQUESTS = 1_000
@@ -59,7 +59,7 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
     counts: Counter[tuple[str, str | None, tuple[str, ...]]] = Counter()
     for record in itertools.islice(_newest_records(log_dir), MOST_RECORDS):
         if record["user_id"] is None:
-            profile = record.get("profile") or DEFAULT_PROFILE
+            profile = record["profile"]
             counts[profile, record["store_id"], tuple(sorted(record["basket"]))] += 1
     return [
         Request(basket, at, None, store_id, DEFAULT_K, f"warm-up-{number}", profile)

@@ -8,7 +8,6 @@
     new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
     removed_items.npy   codes of items that are not sold any more; optional
     golden.jsonl        requests with the answers this bundle must give
-    warming.jsonl       in bundles of earlier versions; not read
     parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
     bundle.sig, provenance.sig   by `reco sign`, after the bundle was made; see `serving.release.signatures`
 

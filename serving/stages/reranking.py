@@ -244,8 +244,6 @@ def exposure_weights(statistics: Statistics, exposure: float) -> np.ndarray | No
 
 def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
     """Return which items are of a new manufacturer, (n,) bool; an unknown manufacturer is not new."""
-    if not len(statistics.manufacturer):
-        return np.zeros(len(statistics.item_ids), bool)
     codes = statistics.manufacturer.astype(np.int64)
     oldest = np.zeros(int(codes.max(initial=0)) + 1)
     np.maximum.at(oldest, codes, statistics.age_days)

@@ -45,6 +45,7 @@ def statistics() -> Statistics:
         store_popular=np.empty((0, 5), np.int32),
         total_baskets=np.array(20.0),
         fresh=np.arange(n * len(FRESH), dtype=np.float32).reshape(n, -1),
+        manufacturer=np.zeros(n, np.int32),
     )
 
 

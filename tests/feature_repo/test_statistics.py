@@ -61,14 +61,3 @@ def test_a_table_of_lifts_that_lacks_a_type_is_named(
     np.save(tmp_path / "type_lift.npy", statistics.type_lift[:-1, :-1])
     with pytest.raises(ValueError, match=r"categorical.npy holds codes from 1 to 8, expected 0 to below 8"):
         read_statistics(tmp_path)
-
-
-def test_tables_from_before_manufacturers_were_written_have_none(
-    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
-) -> None:
-    write_statistics(tmp_path, *fitted)
-    (tmp_path / "manufacturer.npy").unlink()
-    assert read_statistics(tmp_path).manufacturer.tolist() == []
-    np.save(tmp_path / "manufacturer.npy", np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match=r"manufacturer.npy holds int32 of the shape \(3,\)"):
-        read_statistics(tmp_path)

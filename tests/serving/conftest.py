@@ -72,6 +72,7 @@ def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str
         store_popular=np.stack(shuffled).astype(np.int32),
         total_baskets=np.array(4_000.0),
         fresh=rng.uniform(0, 9, (items, len(FRESH))).astype(np.float32),
+        manufacturer=np.zeros(items, np.int32),
     )
     statistics.fresh[:, SOLD_7D] = 0  # so that no best seller of the week takes the tower's place
     return statistics, vocabulary

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from serving.answer import warming
 from serving.answer.warming import frequent_requests, warm
 from serving.prediction_log import PredictionLog, Record
-from serving.schemas import DEFAULT_PROFILE, Request, Response
+from serving.schemas import Request, Response
 
 
 def requests(count: int) -> list[Request]:
@@ -100,11 +99,3 @@ def test_only_a_limited_number_of_newest_records_is_used(
 
 def test_without_a_log_no_request_is_warmed(tmp_path: Path) -> None:
     assert frequent_requests(tmp_path / "none", 0.0) == []
-
-
-def test_a_segment_of_an_older_version_has_no_profile(tmp_path: Path) -> None:
-    write_log(tmp_path, [record_of(("a",))] * 2)
-    (path,) = tmp_path.glob("*.parquet")
-    pq.write_table(pq.read_table(path).drop_columns(["profile"]), path)
-    (request,) = frequent_requests(tmp_path, 0.0)
-    assert request.profile == DEFAULT_PROFILE

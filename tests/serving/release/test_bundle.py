@@ -18,14 +18,12 @@ from serving.errors import BundleInvalid
 from serving.release.bundle import (
     RankingSettings,
     _bundle_id,
-    _read_settings,
     _sha256,
     load_bundle,
     open_session,
     read_manifest,
     seal_bundle,
 )
-from serving.stages.reranking import UNBOUNDED
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 
@@ -120,12 +118,6 @@ def test_an_index_of_another_size_is_refused_despite_a_valid_hash(bundle: Path) 
     reseal(bundle)
     with pytest.raises(BundleInvalid, match="3 vectors of dimension 64, expected 80"):
         load_bundle(bundle)
-
-
-def test_a_bundle_with_the_warming_requests_of_former_versions_loads(bundle: Path) -> None:
-    (bundle / "warming.jsonl").write_text('{"basket": ["1000005"]}\n')
-    reseal(bundle)
-    assert "warming.jsonl" in load_bundle(bundle).manifest["files"]
 
 
 def test_a_distance_index_is_refused(bundle: Path) -> None:
@@ -223,17 +215,12 @@ def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> N
     assert (opened.index.search(queries, 20)[1] == whole.search(queries, 20)[1]).all()
 
 
-def test_a_bundle_from_before_the_weights_of_re_ranking_has_none(toy_bundle: Path) -> None:
-    bundle = load_bundle(toy_bundle)
-    old = {name: bundle.manifest["settings"][name] for name in ("quotas", "type_penalty", "search")}
-    settings = _read_settings(old)
-    assert (settings.exposure, settings.novelty, settings.novel_slots) == (0.0, 0.0, ())
-    assert (settings.novel_loss, settings.spares_new) == (UNBOUNDED, False)
-    plain = replace(bundle, settings=settings)
+def test_an_item_is_worth_its_score_without_weights_of_re_ranking(toy_bundle: Path) -> None:
+    plain = load_bundle(toy_bundle)
     codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
     assert plain.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.5]
     assert (plain.weights, plain.rarity, len(plain.rarity_of(codes)), len(plain.novel)) == (None, None, 0, 0)
-    weighed = replace(bundle, settings=replace(settings, novelty=0.3, novel_slots=(10, 9)))
+    weighed = replace(plain, settings=replace(plain.settings, novelty=0.3, novel_slots=(10, 9)))
     assert weighed.novel.tolist() == [8, 9]
     assert len(weighed.rarity_of(codes)) == 2
     raised = replace(bundle, settings=replace(settings, new_gain=1.5))

@@ -96,13 +96,6 @@ def test_a_store_without_sales_is_reported() -> None:
     assert bound.plan(AT, "stor-1").banned.tolist() == [3]
 
 
-def test_a_bundle_from_before_manufacturers_were_known_has_none() -> None:
-    rules, _ = parse_rules("ban:\n  - {name: a, manufacturers: [Acme]}\n")
-    bound, [missing] = Catalogue(STATISTICS, VOCABULARY).bind(rules)
-    assert "1 not in this catalogue: Acme" in missing.text
-    assert not len(bound.plan(AT, None).banned)
-
-
 def test_a_ban_overrides_a_pin_and_is_reported() -> None:
     pin, ban = (
         "pin:\n  - {name: p, item: 1000013, slot: 1 WHEN}\n",

@@ -239,4 +239,3 @@ def test_rare_and_new_items_are_worth_more() -> None:
     assert exposure_weights(table, 0.5) == pytest.approx([1.0, 1.5, 1.5, 1.0, 1.5, 1.0])
     rare = 1_000**0.1
     assert item_rarity(table, 0.1) == pytest.approx([10**0.1, rare, rare, rare, 4_000**0.1, rare])
-    assert exposure_weights(statistics, 1.0) == pytest.approx(np.ones(6)), "an old bundle knows none"

@@ -44,6 +44,7 @@ def statistics() -> Statistics:
         store_popular=np.array([[5, 0, 3]], np.int32),
         total_baskets=np.array(50.0),
         fresh=np.zeros((ITEMS, len(FRESH)), np.float32),
+        manufacturer=np.zeros(ITEMS, np.int32),
     )
 
 
