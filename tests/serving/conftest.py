@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
-from serving.answer.recommender import answer_golden
+from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
-from serving.stores.online_features import entity_key
+from serving.stores.online_features import entity_key, open_store
 
 CUT = datetime(2017, 11, 27, 5, tzinfo=UTC)
 ITEMS, TYPES, STORES, WIDTH = 240, 12, 3, 8
@@ -214,6 +214,12 @@ def toy_store(tmp_path_factory: pytest.TempPathFactory, row_of: Callable[..., Us
     file = tmp_path_factory.mktemp("store") / "online_store.db"
     write_store(file, {user: row_of(weekly(baskets)) for user, baskets in USERS.items()})
     return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+    """The toy bundle with the toy store, of the test's own."""
+    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 @dataclass

@@ -1,24 +1,17 @@
 """A ranked list -> the items of the answer: their reasons, and the terms that hold now."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from serving.answer.presentation import POPULAR, explained, present, terms
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.schemas import REASON_CODES, Recommendation, Request, Response
 from serving.shop.rules import Plan
 from serving.stages.retrieval import SOURCES
-from serving.stores.online_features import open_store
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def test_each_item_has_the_reason_of_its_source(recommender: Recommender) -> None:

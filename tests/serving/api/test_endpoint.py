@@ -19,11 +19,10 @@ import numpy as np
 import orjson
 import pytest
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.api.problems import problem
 from serving.schemas import MAX_K, parse_request
 from serving.settings import Settings
-from serving.stores.online_features import open_store
 from tests.chaos.procs import free_port
 
 pytestmark = pytest.mark.slow
@@ -34,11 +33,6 @@ V2 = "/v2/models/checkout/infer"
 OUTPUTS = ("item_id", "score", "source", "reason", "price", "promotion", "coupon")
 AT = "2017-12-05T18:30:00Z"
 MARK = "PRIVATE-17"  # occurs in bad requests and must not occur in any answer
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:

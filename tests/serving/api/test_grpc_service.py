@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +12,7 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.api.callers import Callers
 from serving.api.endpoint import _Statuses
 from serving.api.grpc_service import MAX_WATCHES, Health, RecommendationsService
@@ -24,14 +23,8 @@ from serving.proto.recommendations_pb2_grpc import (
     add_RecommendationsServicer_to_server,
 )
 from serving.schemas import Request
-from serving.stores.online_features import open_store
 
 AT = 1_512_498_600.25
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def served(checkout: Checkout, ask: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, routes
 from serving.api.problems import problem
 from serving.checkout.checkout import Checkout, Turn, rank_here
@@ -31,11 +30,6 @@ REQUEST: dict[str, Any] = {
     "at": "2017-12-05T18:30:00Z",
     "k": 7,
 }
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def ask(recommender: Recommender, path: str, document: object, **scope: Any) -> dict[str, Any]:

@@ -2,24 +2,17 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS, Limits, routes
 from serving.api.rehearsal import V2, rehearse
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import BundleInvalid
 from serving.settings import Settings
-from serving.stores.online_features import open_store
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def test_each_golden_request_is_sent_over_each_route(recommender: Recommender) -> None:

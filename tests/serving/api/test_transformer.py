@@ -2,24 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.checkout.checkout import Checkout
-from serving.stores.online_features import open_store
 
 pytestmark = pytest.mark.slow  # importing kserve takes seconds
 
 REQUEST = {"request_id": "r1", "user_id": "u1", "basket": ["1000005"], "at": "2017-12-05T18:30:00Z", "k": 4}
 Ask = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 @pytest.fixture

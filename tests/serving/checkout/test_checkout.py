@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Asked, Recommender, open_recommender
+from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
@@ -27,11 +27,6 @@ from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def call(limit_s: float = 1e6) -> Call:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
 from serving.schemas import Call, Request, Response
@@ -26,11 +26,6 @@ from serving.stores.online_features import open_store
 pytestmark = pytest.mark.slow  # importing kserve takes seconds
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
-
-
-@pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
 
 
 def turn(recommender: Recommender, limit_s: float = 60.0) -> Turn:
