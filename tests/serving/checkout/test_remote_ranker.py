@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,62 +87,113 @@ def test_a_hanging_ranker_costs_no_more_than_the_deadline(recommender: Recommend
         ranked("127.0.0.1:1", turn(recommender, limit_s=0.001))
 
 
-def answered(
-    recommender: Recommender,
-    model: str,
-    *,
-    raw: bool,
-    told: str | None,
-    rows: int = 0,
-    certificates: Path | None = None,
-    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
-) -> Any:
-    """Ask a server that answers as Triton does, with scores 0, 1, 2, ...; return the scores.
+OWN = ""  # the id of the recommender's own bundle
+Tls = tuple[Path | None, Path | None, Path | None]
+NO_TLS: Tls = (None, None, None)
 
-    With certificates it speaks TLS and wants one of its callers.
+
+@dataclass
+class Ranker:
+    """A gRPC server that ranks as the recommender does, and can be late, wrong, or gone.
+
+    It tells its bundle as our endpoint does, unless `told` is None: Triton tells none. With certificates it
+    speaks TLS and wants one of its callers.
     """
-    import grpc
-    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
+    recommender: Recommender
+    told: str | None = OWN
+    raw: bool = True
+    certificates: Path | None = None
+    port: int = 0
+    asked: int = 0
+    wait_s: float = 0.0
+    ready: bool = True
+    refuses: bool = False
+    _server: Any = None
+
+    @property
+    def address(self) -> str:
+        return f"{'https://' if self.certificates else ''}127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on the same port as before."""
+        import grpc
+        from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+
+        async def infer(request: Any, context: Any) -> Any:
+            self.asked += 1
+            await asyncio.sleep(self.wait_s)
+            if self.refuses:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not these rows")
+            dense, categorical = request.raw_input_contents
+            rows = request.inputs[0].shape[0]
+            scores = self.recommender.rank(
+                np.frombuffer(dense, "<f4").reshape(rows, -1),
+                np.frombuffer(categorical, "<i8").reshape(rows, -1),
+            )
+            response = pb.ModelInferResponse(model_name=request.model_name)
+            output = response.outputs.add(name="score", datatype="FP32", shape=[rows])
+            if self.raw:
+                response.raw_output_contents.append(scores.tobytes())
+            else:
+                output.contents.fp32_contents.extend(scores.tolist())
+            if self.told is not None:
+                response.parameters["bundle_id"].string_param = self.told or self.recommender.bundle.bundle_id
+            return response
+
+        async def is_ready(request: Any, context: Any) -> Any:
+            await asyncio.sleep(self.wait_s)
+            return pb.ModelReadyResponse(ready=self.ready)
+
+        methods = {
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(
+                infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+            ),
+            "ModelReady": grpc.unary_unary_rpc_method_handler(
+                is_ready, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
+            ),
+        }
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
+        )
+        place = f"127.0.0.1:{self.port}"
+        if self.certificates is None:
+            self.port = self._server.add_insecure_port(place)
+        else:
+            files = [(self.certificates / f"{name}.pem").read_bytes() for name in ("ca", "cert", "key")]
+            ca, cert, key = files
+            credentials = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+            self.port = self._server.add_secure_port(place, credentials)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        await self._server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def ranking(
+    elsewhere: Ranker, model: str = "", tls: Tls = NO_TLS, probe_s: float = 0.1
+) -> AsyncIterator[tuple[Ranker, Any]]:
+    """A remote ranker and its client; both end with the block."""
     from serving.checkout.remote_ranker import RemoteRanker
 
-    async def infer(request: Any, context: Any) -> Any:
-        sent = {tensor.name: list(tensor.shape) for tensor in request.inputs}
-        scores = np.arange(rows or sent["dense"][0], dtype=np.float32)
-        response = pb.ModelInferResponse(model_name=request.model_name)
-        output = response.outputs.add(name="score", datatype="FP32", shape=[len(scores)])
-        if raw:
-            response.raw_output_contents.append(scores.tobytes())
-        else:
-            output.contents.fp32_contents.extend(scores.tolist())
-        if told is not None:
-            response.parameters["bundle_id"].string_param = told
-        return response
+    await elsewhere.start()
+    ranker = RemoteRanker(elsewhere.address + model, tls=tls, probe_s=probe_s)
+    try:
+        yield elsewhere, ranker
+    finally:
+        await ranker.close()
+        await elsewhere.kill()
 
-    async def run() -> np.ndarray:
-        server = grpc.aio.server()
-        method = grpc.unary_unary_rpc_method_handler(
-            infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
-        )
-        service = grpc.method_handlers_generic_handler(
-            "inference.GRPCInferenceService", {"ModelInfer": method}
-        )
-        server.add_generic_rpc_handlers((service,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        scheme = ""
-        if certificates:
-            ca, cert, key = ((certificates / f"{name}.pem").read_bytes() for name in ("ca", "cert", "key"))
-            port = server.add_secure_port(
-                "127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
-            )
-            scheme = "https://"
-        await server.start()
-        ranker = RemoteRanker(f"{scheme}127.0.0.1:{port}{model}", tls=tls)
-        try:
-            return await ranker.rank(turn(recommender))
-        finally:
-            await ranker.close()
-            await server.stop(None)
+
+def answered(elsewhere: Ranker, model: str = "", tls: Tls = NO_TLS) -> list[float]:
+    """Ask a ranker once; return the scores."""
+
+    async def run() -> list[float]:
+        async with ranking(elsewhere, model, tls) as (_, ranker):
+            scores: np.ndarray = await ranker.rank(turn(elsewhere.recommender))
+            return scores.tolist()
 
     return asyncio.run(run())
 
@@ -151,25 +202,25 @@ def answered(
 def test_a_ranker_without_a_bundle_id_must_be_named_after_the_bundle(
     recommender: Recommender, raw: bool
 ) -> None:
-    scores = answered(recommender, "/ranker-{bundle_id}", raw=raw, told=None)
-    assert scores.tolist() == list(range(len(scores)))
+    prepared = turn(recommender).prepared
+    assert prepared is not None
+    scores = recommender.rank(prepared.dense, prepared.categorical).tolist()
+    assert answered(Ranker(recommender, None, raw), "/ranker-{bundle_id}") == scores
     assert len(scores) > 50
     with pytest.raises(RankerMismatch, match="does not tell its bundle"):
-        answered(recommender, "", raw=raw, told=None)
+        answered(Ranker(recommender, None, raw))
     with pytest.raises(RankerMismatch, match="has bundle other"):
-        answered(recommender, "/ranker-{bundle_id}", raw=raw, told="other")
+        answered(Ranker(recommender, "other", raw), "/ranker-{bundle_id}")
 
 
 def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
     recommender: Recommender, certificates: Path, tmp_path: Path
 ) -> None:
-    def behind_tls(*names: str) -> Any:
-        files = [certificates / name if name else None for name in names]
-        model, told = "/ranker-{bundle_id}", None
-        tls = (files[0], files[1], files[2])
-        return answered(recommender, model, raw=True, told=told, certificates=certificates, tls=tls)
+    def behind_tls(*names: str) -> list[float]:
+        ca, key, cert = (certificates / name if name else None for name in names)
+        return answered(Ranker(recommender, certificates=certificates), tls=(ca, key, cert))
 
-    assert behind_tls("ca.pem", "key.pem", "cert.pem").tolist()[:3] == [0, 1, 2]
+    assert len(behind_tls("ca.pem", "key.pem", "cert.pem")) > 50
     for wrong in (("ca.pem", "", ""), ("", "key.pem", "cert.pem")):
         with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
             behind_tls(*wrong)
@@ -265,82 +316,6 @@ def test_an_endpoint_with_a_remote_ranker_gives_the_same_answers(
 # ---------------------------------------------------------------------------------------- the breaker
 
 
-class Ranker:
-    """A gRPC server that ranks as the recommender does, and can be late, wrong, or gone."""
-
-    def __init__(self, recommender: Recommender) -> None:
-        self.recommender = recommender
-        self.port = 0
-        self.asked = 0
-        self.wait_s = 0.0
-        self.ready = True
-        self.refuses = False
-        self._server: Any = None
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        """Listen, on the same port as before."""
-        import grpc
-        from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
-
-        async def infer(request: Any, context: Any) -> Any:
-            self.asked += 1
-            await asyncio.sleep(self.wait_s)
-            if self.refuses:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not these rows")
-            dense, categorical = request.raw_input_contents
-            rows = request.inputs[0].shape[0]
-            scores = self.recommender.rank(
-                np.frombuffer(dense, "<f4").reshape(rows, -1),
-                np.frombuffer(categorical, "<i8").reshape(rows, -1),
-            )
-            response = pb.ModelInferResponse(model_name=request.model_name)
-            response.outputs.add(name="score", datatype="FP32", shape=[rows])
-            response.raw_output_contents.append(scores.tobytes())
-            response.parameters["bundle_id"].string_param = self.recommender.bundle.bundle_id
-            return response
-
-        async def is_ready(request: Any, context: Any) -> Any:
-            await asyncio.sleep(self.wait_s)
-            return pb.ModelReadyResponse(ready=self.ready)
-
-        methods = {
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(
-                infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
-            ),
-            "ModelReady": grpc.unary_unary_rpc_method_handler(
-                is_ready, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
-            ),
-        }
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
-        )
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self._server.start()
-
-    async def kill(self) -> None:
-        await self._server.stop(None)
-
-
-@contextlib.asynccontextmanager
-async def ranking(recommender: Recommender, probe_s: float = 0.1) -> AsyncIterator[tuple[Ranker, Any]]:
-    """A remote ranker and its client; both end with the block."""
-    from serving.checkout.remote_ranker import RemoteRanker
-
-    elsewhere = Ranker(recommender)
-    await elsewhere.start()
-    ranker = RemoteRanker(elsewhere.address, probe_s=probe_s)
-    try:
-        yield elsewhere, ranker
-    finally:
-        await ranker.close()
-        await elsewhere.kill()
-
-
 async def within(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(seconds):
@@ -355,7 +330,7 @@ def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(
         return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "ranker"})
 
     async def run() -> None:
-        async with ranking(recommender) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
             checkout = Checkout(recommender, 60_000, ranker.rank)
 
             async def ask() -> Response:
@@ -384,7 +359,7 @@ def test_a_hanging_ranker_is_skipped_until_it_answers_again(
     recommender: Recommender,
 ) -> None:
     async def run() -> None:
-        async with ranking(recommender) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
             elsewhere.wait_s = 30.0
             for _ in range(FAILURES):
@@ -411,7 +386,7 @@ def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recom
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
 
     async def run() -> None:
-        async with ranking(recommender) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
             for _ in range(2 * FAILURES):
                 with pytest.raises(RankerMismatch):
                     await ranker.rank(turn(other))
@@ -430,7 +405,7 @@ def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recom
 
 def test_a_model_that_is_not_ready_gets_no_requests(recommender: Recommender) -> None:
     async def run() -> None:
-        async with ranking(recommender, probe_s=0.05) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender), probe_s=0.05) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
             await elsewhere.kill()
             for _ in range(FAILURES):
@@ -448,7 +423,7 @@ def test_a_model_that_is_not_ready_gets_no_requests(recommender: Recommender) ->
 
 def test_a_call_ends_in_time_for_the_later_stages(recommender: Recommender) -> None:
     async def run() -> None:
-        async with ranking(recommender) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
             elsewhere.wait_s = 600.0  # the call ends long before the answer
             late = turn(recommender)
@@ -461,7 +436,7 @@ def test_a_call_ends_in_time_for_the_later_stages(recommender: Recommender) -> N
 
 def test_a_request_in_flight_is_answered_when_the_connection_closes(recommender: Recommender) -> None:
     async def run() -> None:
-        async with ranking(recommender) as (elsewhere, ranker):
+        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
             await ranker.rank(turn(recommender))
             elsewhere.wait_s = 30.0
             waiting = asyncio.create_task(ranker.rank(turn(recommender)))
