@@ -1,18 +1,33 @@
-"""A shop of five items, and one request."""
+"""A shop of five items with one request, and the fitted tables of a toy shop."""
 
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import DAY_S, UserEvents
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
+from feature_repo.toy_shop import toy_dataset
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
 UNKNOWN = -1  # an item that the catalogue lacks
+
+
+Fitted = tuple[Statistics, dict[str, list[str]]]  # the tables, and the names behind their codes
+
+
+@pytest.fixture(scope="session")
+def fitted() -> Fitted:
+    """The fitted tables of a toy shop; read-only."""
+    data = toy_dataset(users=12, weeks=20)
+    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
+    vocabulary = fit_vocabulary(purchases, items)
+    return fit(purchases, items, vocabulary, pd.Timestamp("2024-06-01", tz="UTC")), vocabulary
 
 
 @pytest.fixture

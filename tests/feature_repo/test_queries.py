@@ -10,10 +10,8 @@ from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_eve
 from feature_repo.queries import HOUR_S, Query, Rows, User, bought_together
 from feature_repo.schema import model_inputs
 from feature_repo.statistics import Statistics
+from tests.feature_repo.conftest import BREAD, BUTTER, JAM, MILK, NOW, TEA, UNKNOWN
 
-NOW = 1_511_740_800
-BREAD, BUTTER, JAM, MILK, TEA = range(5)
-UNKNOWN = -1  # an item that the catalogue lacks
 MakeRow = Callable[..., UserEvents]
 
 

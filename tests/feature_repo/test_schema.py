@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo import schema
 from feature_repo.aggregates import UserEvents, no_events
 from feature_repo.queries import Query, Rows, User
@@ -23,16 +21,14 @@ from feature_repo.schema import (
     tower_inputs,
 )
 from feature_repo.statistics import SOLD_7D, Statistics
-from feature_repo.toy_shop import toy_dataset
+from tests.feature_repo.conftest import Fitted
 
 DAY = 86_400
 
 
 @pytest.fixture(scope="module")
-def statistics() -> Statistics:
-    data = toy_dataset(users=12, weeks=20)
-    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
-    return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
+def statistics(fitted: Fitted) -> Statistics:
+    return fitted[0]
 
 
 History = Callable[..., UserEvents]

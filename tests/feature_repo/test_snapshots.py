@@ -8,23 +8,20 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import FRESH, ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table
 from feature_repo.statistics import Statistics
-from feature_repo.toy_shop import toy_dataset
+from tests.feature_repo.conftest import Fitted
 
 MONDAY = 1_704_067_200.0
 MakeRow = Callable[..., UserEvents]
 
 
 @pytest.fixture(scope="module")
-def statistics() -> Statistics:
-    data = toy_dataset(users=12, weeks=20)
-    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
-    return fit(purchases, items, fit_vocabulary(purchases, items), pd.Timestamp("2024-06-01", tz="UTC"))
+def statistics(fitted: Fitted) -> Statistics:
+    return fitted[0]
 
 
 @pytest.fixture

@@ -4,25 +4,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
-from feature_repo.toy_shop import toy_dataset
+from tests.feature_repo.conftest import Fitted
 
 
-@pytest.fixture(scope="module")
-def fitted() -> tuple[Statistics, dict[str, list[str]]]:
-    data = toy_dataset(users=12, weeks=20)
-    purchases, items = purchases_of(data.events), data.items.set_index("item_id")
-    vocabulary = fit_vocabulary(purchases, items)
-    return fit(purchases, items, vocabulary, pd.Timestamp("2024-06-01", tz="UTC")), vocabulary
-
-
-def test_statistics_survive_a_round_trip(
-    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
-) -> None:
+def test_statistics_survive_a_round_trip(tmp_path: Path, fitted: Fitted) -> None:
     statistics, vocabulary = fitted
     write_statistics(tmp_path, statistics, vocabulary)
     found = read_statistics(tmp_path)
@@ -32,7 +20,7 @@ def test_statistics_survive_a_round_trip(
 
 
 def test_codes_follow_the_request_and_leave_out_unknown_ids(
-    fitted: tuple[Statistics, dict[str, list[str]]],
+    fitted: Fitted,
 ) -> None:
     statistics, _ = fitted
     ids = statistics.item_ids.tolist()
@@ -42,9 +30,7 @@ def test_codes_follow_the_request_and_leave_out_unknown_ids(
     assert statistics.store_row == {store: row for row, store in enumerate(statistics.store_ids.tolist())}
 
 
-def test_a_table_of_another_catalogue_is_named(
-    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
-) -> None:
+def test_a_table_of_another_catalogue_is_named(tmp_path: Path, fitted: Fitted) -> None:
     write_statistics(tmp_path, *fitted)
     np.save(tmp_path / "price.npy", np.zeros(3, np.float32))
     with pytest.raises(
@@ -53,9 +39,7 @@ def test_a_table_of_another_catalogue_is_named(
         read_statistics(tmp_path)
 
 
-def test_a_table_of_lifts_that_lacks_a_type_is_named(
-    tmp_path: Path, fitted: tuple[Statistics, dict[str, list[str]]]
-) -> None:
+def test_a_table_of_lifts_that_lacks_a_type_is_named(tmp_path: Path, fitted: Fitted) -> None:
     statistics, vocabulary = fitted
     write_statistics(tmp_path, statistics, vocabulary)
     np.save(tmp_path / "type_lift.npy", statistics.type_lift[:-1, :-1])

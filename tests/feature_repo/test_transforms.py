@@ -13,10 +13,7 @@ from feature_repo.queries import HOUR_S, MINUTE_S, Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature
-
-NOW = 1_511_740_800
-BREAD, BUTTER, JAM, MILK, TEA = range(5)
-UNKNOWN = -1  # an item that the catalogue lacks
+from tests.feature_repo.conftest import BREAD, BUTTER, JAM, MILK, NOW, TEA, UNKNOWN
 
 MakeRow = Callable[..., UserEvents]
 
