@@ -92,7 +92,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> float:
     """Wait until the condition holds and return how long that took; fail when it does not."""
     began = time.monotonic()
     while not condition():

@@ -3,7 +3,6 @@
 import errno
 import shutil
 import threading
-import time
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +23,7 @@ from serving.prediction_log import (
     recover_segments,
 )
 from serving.schemas import Recommendation, Request, Response
+from tests.chaos.procs import eventually
 
 NAMES = ("recency_days", "count")
 NOON = datetime(2017, 12, 5, 12, tzinfo=UTC)
@@ -38,13 +38,6 @@ def record(number: int = 0, items: int = 2, names: tuple[str, ...] = NAMES, rung
     response = Response(f"r{number}", shown, "bundle-1", rung, False, None, {"ranking": 1.5, "total": 2.5})
     features = np.arange(items * len(names), dtype=np.float32).reshape(items, len(names)) + number
     return Record(request, response, features, NOON.timestamp() + number)
-
-
-def wait_for(condition: object, timeout_s: float = 5.0) -> None:
-    until = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_a_record_round_trips() -> None:
@@ -111,7 +104,7 @@ def test_an_empty_log_is_an_empty_table(tmp_path: Path) -> None:
 def test_a_segment_is_written_when_its_time_is_over(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, NAMES, segment_s=0.05, poll_s=0.01)
     log.append(record())
-    wait_for(lambda: list(tmp_path.glob("*.parquet")))
+    eventually(lambda: list(tmp_path.glob("*.parquet")))
     assert not list(tmp_path.glob(".*.tmp"))
     log.close()
     assert len(read_log(tmp_path)) == 1
@@ -134,7 +127,7 @@ def test_an_unwritable_disk_costs_records_not_answers(
     place.write_text("a file where the directory should be")
     log = PredictionLog(place, NAMES, poll_s=0.01)
     log.append(record(0))
-    wait_for(lambda: log.dropped == 1)
+    eventually(lambda: log.dropped == 1)
     place.unlink()  # space again
     log.append(record(1))
     log.close()
@@ -147,7 +140,7 @@ def test_a_full_disk_leaves_no_partial_segment(tmp_path: Path) -> None:
     """A directory that vanishes under an open segment fails at its rename, as a full disk does."""
     log = PredictionLog(tmp_path / "log", NAMES, poll_s=0.01)
     log.append(record(0))
-    wait_for(lambda: list((tmp_path / "log").glob(".*.tmp")))
+    eventually(lambda: list((tmp_path / "log").glob(".*.tmp")))
     next((tmp_path / "log").glob(".*.tmp")).unlink()
     log.append(record(1))
     log.close()
@@ -160,7 +153,7 @@ def test_a_killed_process_loses_only_the_end_of_its_log(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path, NAMES, poll_s=0.01)
     for number in range(3):
         log.append(record(number))
-        wait_for(lambda number=number: log._segment is not None and log._segment.rows == number + 1)
+        eventually(lambda number=number: log._segment is not None and log._segment.rows == number + 1)  # type: ignore[misc]
     [stream] = tmp_path.glob(".*.tmp")
     assert recover_segments(tmp_path) == 0, "its writer lives"
     content = stream.read_bytes()
@@ -191,7 +184,7 @@ def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch:
 def test_one_bad_record_does_not_end_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = PredictionLog(tmp_path, NAMES, poll_s=0.01)
     log.append(record(items=2, names=("one",)))
-    wait_for(lambda: log.dropped == 1)
+    eventually(lambda: log.dropped == 1)
     log.append(record(1))
     log.close()
     assert (log.written, log.dropped) == (1, 1)

@@ -1,8 +1,7 @@
 """Facts are written once; an invalid fact becomes a dead letter, and a store that is away is retried."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from feature_repo.stream.dead_letters import Counts, DeadLetters
 from feature_repo.stream.fact_stream import FactSink, FactStream
 from feature_repo.stream.kafka import KafkaSettings, client_config
+from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
@@ -31,13 +31,6 @@ def taking(settings: KafkaSettings, sink: FactSink) -> Iterator[tuple[Counts, Fa
     assert not thread.is_alive()
 
 
-def until(condition: Callable[[], Any], goal: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {goal}"
-        time.sleep(0.05)
-
-
 def send(settings: KafkaSettings, *facts: str) -> None:
     from confluent_kafka import Producer
 
@@ -56,11 +49,11 @@ def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(brok
 
     send(settings, "one", "poison", "two")
     with taking(settings, sink) as (counts, facts):
-        until(lambda: counts.facts == 2, "the facts")
-        until(lambda: counts.dead_letters == 1 and not facts._positions, "the letter, and the commit")
+        eventually(lambda: counts.facts == 2, WAIT_S)
+        eventually(lambda: counts.dead_letters == 1 and not facts._positions, WAIT_S)
     send(settings, "three")
     with taking(settings, sink) as (counts, _):  # resumes at the committed position
-        until(lambda: counts.facts == 1, "the next fact")
+        eventually(lambda: counts.facts == 1, WAIT_S)
     assert taken == [b"one", b"poison", b"two", b"three"]
 
 
@@ -84,5 +77,5 @@ def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
         assert tried.wait(WAIT_S)
         send(settings, "two")
         away.clear()
-        until(lambda: counts.facts == 2, "the facts")
+        eventually(lambda: counts.facts == 2, WAIT_S)
     assert taken == [b"one", b"two"]

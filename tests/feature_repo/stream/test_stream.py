@@ -32,6 +32,7 @@ from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from feature_repo.stream.stream import OFFSET_BITS, Stream
 from feature_repo.toy_shop import toy_dataset
+from tests.chaos.procs import eventually
 from tests.chaos.rows import patient_store
 
 pytestmark = pytest.mark.slow
@@ -61,13 +62,6 @@ def online(home: Path, url: str, users: list[str]) -> dict[str, bytes]:
 
 def archived(home: Path) -> dict[str, bytes]:
     return {user: same(row) for user, row in rows_of(read_archive(home / "offline_store" / EVENTS))}
-
-
-def until(condition: Callable[[], Any], goal: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {WAIT_S:.0f} s for {goal}"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -128,7 +122,7 @@ def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison
         sent = replay_events(late, settings.events_topic, delivery, 0, hard)
         assert delivery.flush(WAIT_S)
         delivery.close()
-        until(lambda: stream.counts.events + stream.counts.dead_letters >= sent.messages, "all messages")
+        eventually(lambda: stream.counts.events + stream.counts.dead_letters >= sent.messages, WAIT_S)
     assert stream.counts.events == len(events) + sent.duplicates
     wanted = batch(events)
     assert online(tmp_path, url, list(wanted)) == wanted
@@ -163,13 +157,13 @@ def test_a_stream_killed_at_random_ends_with_the_rows_of_the_batch(
             assert process.stdout.readline() == "ready\n"
             produce(settings, events.iloc[part * 3_000 : (part + 1) * 3_000])
             # Joining the group takes some seconds; what follows is folding, archiving and committing.
-            until(lambda: (tmp_path / "stream.json").exists(), "a heartbeat")
+            eventually(lambda: (tmp_path / "stream.json").exists(), WAIT_S)
             time.sleep(chance.uniform(3.0, 8.0))
             process.send_signal(signal.SIGKILL)
     produce(settings, events.iloc[9_000:])
     wanted = batch(events)
     with streaming(tmp_path, url, settings):
-        until(lambda: archived(tmp_path) == wanted, "the archive")
+        eventually(lambda: archived(tmp_path) == wanted, WAIT_S)
     assert online(tmp_path, url, list(wanted)) == wanted
 
 
@@ -182,16 +176,16 @@ def test_a_dead_store_is_retried_and_a_store_that_lost_its_rows_is_filled_again(
     base = pa.Table.from_pandas(few.iloc[:500][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     write_segment(tmp_path / "offline_store" / EVENTS, base, "base.parquet")
     with streaming(tmp_path, url, settings) as stream:
-        until(lambda: stream.counts.rebuilt == 1, "the first rows")
+        eventually(lambda: stream.counts.rebuilt == 1, WAIT_S)
         assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
         server.send_signal(signal.SIGSTOP)
         produce(settings, few.iloc[500:])
-        until(lambda: stream.counts.store_failures, "a failed write")
+        eventually(lambda: stream.counts.store_failures, WAIT_S)
         server.send_signal(signal.SIGCONT)
-        until(lambda: stream.counts.events == 1_500, "the rest")
+        eventually(lambda: stream.counts.events == 1_500, WAIT_S)
         assert online(tmp_path, url, list(wanted)) == wanted
         redis.Redis.from_url(url).flushall()
-        until(lambda: stream.counts.rebuilt == 2, "the rows again")
+        eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
         assert online(tmp_path, url, list(wanted)) == wanted
 
 
@@ -203,9 +197,9 @@ def test_a_broker_that_lost_everything_starts_a_new_generation(
     for part, known in ((first, first), (second, events.iloc[:1_200])):
         produce(settings, part)
         with streaming(tmp_path, url, settings):
-            until(lambda known=known: archived(tmp_path) == batch(known), "the archive")  # type: ignore[misc]
+            eventually(lambda known=known: archived(tmp_path) == batch(known), WAIT_S)  # type: ignore[misc]
         with streaming(tmp_path, url, settings) as again:  # nothing is read twice while the log is the same
-            until(lambda again=again: len(again._consumer.assignment()) == 4, "the partitions")  # type: ignore[misc]
+            eventually(lambda again=again: len(again._consumer.assignment()) == 4, WAIT_S)  # type: ignore[misc]
             time.sleep(1.0)
             assert again.counts.events == 0
         broker.stop()
@@ -223,13 +217,13 @@ def test_a_publication_keeps_streamed_events(
     few = events.iloc[:1_000]
     with streaming(tmp_path, url, settings) as stream:
         produce(settings, few)
-        until(lambda: stream.counts.events == 1_000, "the events")
+        eventually(lambda: stream.counts.events == 1_000, WAIT_S)
         other = OnlineRows(lambda: open_feature_store(tmp_path, url))
         table = pa.Table.from_pandas(few.iloc[:100][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
         table = table.append_column("version", pa.array([-1] * len(table)))
         other.put(dict(rows_of(table)))
         (tmp_path / "online_store.json").write_text("{}")
-        until(lambda: stream.counts.rebuilt == 2, "the rows again")
+        eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
     assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few)["user-000"]
 
 
@@ -238,13 +232,13 @@ def test_two_consumers_share_the_users(
 ) -> None:
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     with streaming(tmp_path, url, settings) as one:
-        until(lambda: len(one._consumer.assignment()) == 4, "all partitions")
+        eventually(lambda: len(one._consumer.assignment()) == 4, WAIT_S)
         with streaming(tmp_path, url, settings) as other:
-            until(
-                lambda: len(other._consumer.assignment()) == len(one._consumer.assignment()) == 2, "half each"
+            eventually(
+                lambda: len(other._consumer.assignment()) == len(one._consumer.assignment()) == 2, WAIT_S
             )
             produce(settings, events.iloc[:4_000])
-            until(lambda: one.counts.events + other.counts.events >= 4_000, "the events")
+            eventually(lambda: one.counts.events + other.counts.events >= 4_000, WAIT_S)
             assert min(one.counts.events, other.counts.events) > 0
     wanted = batch(events.iloc[:4_000])
     assert online(tmp_path, url, list(wanted)) == archived(tmp_path) == wanted
@@ -262,7 +256,7 @@ def test_stream_json_reports_the_state(
             report.update(json.loads(state.read_bytes()) if state.exists() else {})
             return report.get("lag") == 0
 
-        until(nothing_waits, "no lag")
+        eventually(nothing_waits, WAIT_S)
     assert report["events"] == 300
     assert report["pid"] == os.getpid()
     assert report["newest_event_at"] == events["at"].iloc[:300].max().timestamp()
@@ -281,7 +275,7 @@ def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
     few = events.iloc[:400]
     produce(settings, few)
     with streaming(tmp_path, url, settings) as stream:
-        until((tmp_path / "stream.json").exists, "the first heartbeat: now the group is joined")
+        eventually((tmp_path / "stream.json").exists, WAIT_S)  # the first heartbeat: the group is joined
         beat = stream._rows.beat
         away_until = time.monotonic() + 12.0
 
@@ -291,8 +285,8 @@ def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
             beat(*arguments)
 
         monkeypatch.setattr(stream._rows, "beat", away)
-        until(lambda: stream.counts.store_failures > 10, "failures while the group is joined")
-        until(lambda: stream.counts.events >= 400, "all events")
+        eventually(lambda: stream.counts.store_failures > 10, WAIT_S)
+        eventually(lambda: stream.counts.events >= 400, WAIT_S)
     assert archived(tmp_path) == batch(few)
 
 
@@ -311,7 +305,7 @@ def test_a_stop_while_the_store_is_away_is_reported_once(
 
     thread = threading.Thread(target=work)
     thread.start()
-    until(lambda: stream.counts.store_failures > 3, "failures")
+    eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
     stop.set()
     thread.join(WAIT_S)
     [error] = failed
@@ -342,7 +336,7 @@ def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
     monkeypatch.setattr(stream_module, "Consumer", Late)
     produce(settings, events.iloc[:100])
     with streaming(tmp_path, url, settings) as stream:
-        until(lambda: stream.counts.events >= 100, "the events")
+        eventually(lambda: stream.counts.events >= 100, WAIT_S)
     assert late < 0
     assert archived(tmp_path) == batch(events.iloc[:100])
 
@@ -593,16 +587,16 @@ def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_bac
         return dict(json.loads((tmp_path / "stream.json").read_bytes()))
 
     with streaming(tmp_path, url, settings) as stream:
-        until(lambda: age() < 3, "the first heartbeat")
+        eventually(lambda: age() < 3, WAIT_S)
         broker.stop()
-        until(lambda: age() > 9, "the heartbeat to stop")
+        eventually(lambda: age() > 9, WAIT_S)
         assert state()["broker_silent_s"] > 5
         assert time.time() - state()["updated_at"] < 5
         redis.Redis.from_url(url).flushall()  # the rows come back all the same, once
-        until(lambda: stream.counts.rebuilt == 2, "the rows")
-        until(lambda: store.read(HEARTBEAT), "a heartbeat with its time")
+        eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
+        eventually(lambda: store.read(HEARTBEAT), WAIT_S)
         assert age() > 5
         broker.start()
-        until(lambda: age() < 3, "the heartbeat again")
+        eventually(lambda: age() < 3, WAIT_S)
         assert stream.counts.rebuilt == 2
     store.close()

@@ -3,8 +3,7 @@
 import json
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules
 from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
+from tests.chaos.procs import eventually
 from tests.serving.cache.test_cached_answers import Counting, ask_all, shown
 from tests.serving.conftest import build_statistics
 
@@ -354,7 +354,7 @@ def test_items_below_a_minimum_are_excluded_and_unknown_ones_are_not(
         [Fact(f"f{n}", kind, one, value, AT - 60, where) for n, (kind, one, value, where) in enumerate(facts)]
     )
     earning = STATISTICS.codes(usual[2:5])
-    assert until(lambda: bool((recommender.facts.margin(earning, AT, "store-1") < 1).all()))
+    eventually(lambda: bool((recommender.facts.margin(earning, AT, "store-1") < 1).all()))
     recommender.facts.rules = bind(
         "minimum_stock:\n  - {name: shelf, units: 5}\nminimum_margin:\n  - {name: earns, share: 0.1}\n"
     )[0]
@@ -501,15 +501,6 @@ def test_rules_without_matching_items_change_nothing(
 # ------------------------------------------------------------------------------------------- the file
 
 
-def until(said: Callable[[], bool], seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not said():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 class Noted:
     """A gauge that notes the values of one reader; others of this process may still be open."""
 
@@ -542,21 +533,21 @@ def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
         os.replace(part, file)
 
     write(f"ban:\n  - {{name: recall, items: [{usual[0]}, nothing]}}\n")
-    assert until(lambda: ids(recommender.recommend(LOUD))[0] == usual[1])
+    eventually(lambda: ids(recommender.recommend(LOUD))[0] == usual[1])
     assert "line 2: of 2 items, 1 not in this catalogue: nothing" in caplog.text
     assert recommender.facts.state == "ready"
-    assert until(lambda: broken.values[-1:] == [False])
+    eventually(lambda: broken.values[-1:] == [False])
     write("ban:\n  - {nam: recall}\n")
-    assert until(lambda: broken.values[-1:] == [True])
+    eventually(lambda: broken.values[-1:] == [True])
     reads, looks = len(read_at.values), len(broken.values)
     assert "line 2: a rule of ban has no 'nam': did you mean 'name'?" in caplog.text
     assert recommender.facts.state == "unavailable"
     assert ids(recommender.recommend(LOUD))[0] == usual[1]
-    assert until(lambda: len(broken.values) > looks + 2)
+    eventually(lambda: len(broken.values) > looks + 2)
     assert len(read_at.values) == reads > 0
     file.unlink()
-    assert until(lambda: ids(recommender.recommend(LOUD)) == usual)
-    assert until(lambda: broken.values[-1:] == [False] and len(read_at.values) > reads)
+    eventually(lambda: ids(recommender.recommend(LOUD)) == usual)
+    eventually(lambda: broken.values[-1:] == [False] and len(read_at.values) > reads)
     assert recommender.facts.state == "ready"
     recommender.facts.close()
 
@@ -576,7 +567,7 @@ def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path,
     blind = live()
     assert blind.lacks(before) == ["rules file"]
     file.write_text("ban:\n  - {name: a, types: [type 1]}\n")
-    assert until(lambda: not blind.lacks(before))
+    eventually(lambda: not blind.lacks(before))
     before.close()
     blind.close()
 
