@@ -96,12 +96,12 @@ NO_TLS: Tls = (None, None, None)
 class Ranker:
     """A gRPC server that ranks as the recommender does, and can be late, wrong, or gone.
 
-    It tells its bundle as our endpoint does, unless `told` is None: Triton tells none. With certificates it
+    Its answers name its bundle, as those of our endpoint do, unless `bundle_id` is None. With certificates it
     speaks TLS and wants one of its callers.
     """
 
     recommender: Recommender
-    told: str | None = OWN
+    bundle_id: str | None = OWN
     raw: bool = True
     certificates: Path | None = None
     port: int = 0
@@ -137,8 +137,10 @@ class Ranker:
                 response.raw_output_contents.append(scores.tobytes())
             else:
                 output.contents.fp32_contents.extend(scores.tolist())
-            if self.told is not None:
-                response.parameters["bundle_id"].string_param = self.told or self.recommender.bundle.bundle_id
+            if self.bundle_id is not None:
+                response.parameters["bundle_id"].string_param = (
+                    self.bundle_id or self.recommender.bundle.bundle_id
+                )
             return response
 
         async def is_ready(request: Any, context: Any) -> Any:
