@@ -1,5 +1,8 @@
 """Rows of users as Feast 0.67 writes them, by hand; the slow tests of `publish_features` hold Feast to it."""
 
+import contextlib
+import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,22 @@ def put_row(client: redis.Redis | redis.RedisCluster, user_id: str, row: bytes |
     client.execute_command(
         "HSET", key, HISTORY_FIELD, proto(row or row_of(user_id).history), b"_ts:user_history", TIMESTAMP
     )
+
+
+def write_store(file: Path, rows: dict[str, bytes], at: float = AT) -> None:
+    """Write packed rows as Feast's SQLite online store holds them; `at` is in seconds since the epoch."""
+    naive_utc = time.mktime(time.gmtime(at))  # Feast reads a UTC time without its zone as local time
+    with contextlib.closing(sqlite3.connect(file)) as store, store:
+        store.execute(
+            "CREATE TABLE checkout_user_history (entity_key BLOB, feature_name TEXT, value BLOB,"
+            " value_text TEXT, vector_value BLOB, event_ts timestamp, created_ts timestamp,"
+            " PRIMARY KEY(entity_key, feature_name))"
+        )
+        for user_id, row in rows.items():
+            store.execute(
+                "INSERT INTO checkout_user_history VALUES (?, 'history', ?, NULL, NULL, ?, NULL)",
+                (entity_key(user_id), proto(row), int(naive_utc)),
+            )
 
 
 def patient_store(url: str) -> RedisStore | SqliteStore:

@@ -1,9 +1,7 @@
 """A small bundle with graphs of known arithmetic, an online store in Feast's layout, a running endpoint."""
 
-import contextlib
 import ipaddress
 import json
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -29,7 +27,8 @@ from serving.release.golden import GoldenRequest, write_golden
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
-from serving.stores.online_features import entity_key, open_store
+from serving.stores.online_features import open_store
+from tests.chaos.rows import write_store
 
 CUT = datetime(2017, 11, 27, 5, tzinfo=UTC)
 ITEMS, TYPES, STORES, WIDTH = 240, 12, 3, 8
@@ -176,32 +175,16 @@ def weekly(baskets: list[list[str]]) -> list[tuple[float, list[str], float, floa
     ]
 
 
-def write_store(file: Path, users: dict[str, UserEvents]) -> None:
-    """Write rows as Feast's SQLite online store holds them."""
-    with contextlib.closing(sqlite3.connect(file)) as store, store:
-        store.execute(
-            "CREATE TABLE checkout_user_history (entity_key BLOB, feature_name TEXT, value BLOB,"
-            " vector_value BLOB, event_ts timestamp, created_ts timestamp,"
-            " PRIMARY KEY(entity_key, feature_name))"
-        )
-        for user, row in users.items():
-            packed = pack(row, user)
-            value = b"\x0a" + _varint(len(packed)) + packed
-            cells = (entity_key(user), "history", value, int(CUT.timestamp()))
-            store.execute("INSERT INTO checkout_user_history VALUES (?, ?, ?, NULL, ?, NULL)", cells)
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value >= 0x80:
-        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
-    return out + bytes([value])
-
-
 USERS = {
     "u1": [["1000005", "1000050"], ["1000005", "1000051", "1000120"], ["1000005", "1000010"]],
     "u2": [["1000200", "1000201"]] * 4,
 }
+
+
+def write_users(file: Path, row_of: Callable[..., UserEvents]) -> None:
+    """Write an online store with the rows of `USERS`."""
+    rows = {user: pack(row_of(weekly(baskets)), user) for user, baskets in USERS.items()}
+    write_store(file, rows, CUT.timestamp())
 
 
 @pytest.fixture(scope="session")
@@ -212,8 +195,22 @@ def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_store(tmp_path_factory: pytest.TempPathFactory, row_of: Callable[..., UserEvents]) -> str:
     file = tmp_path_factory.mktemp("store") / "online_store.db"
-    write_store(file, {user: row_of(weekly(baskets)) for user, baskets in USERS.items()})
+    write_users(file, row_of)
     return f"sqlite:///{file}"
+
+
+def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple[int, str]:
+    """Start an endpoint that must refuse to; return its exit code and its message, which is no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
+        env={**settings.to_env(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from serving.release.champion import Champion, write_champion
 from serving.shop.fact_store import open_fact_store
 from tests.conftest import make_row
 from tests.pipelines.conftest import toy_home
-from tests.serving.conftest import USERS, build_bundle, weekly, write_store
+from tests.serving.conftest import build_bundle, write_users
 
 
 def reco(home: Path, *arguments: str) -> Result:
@@ -37,9 +37,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("shop")
     manifest = read_manifest(build_bundle(home / "bundles" / "small"))
     write_champion(home, Champion(manifest["bundle_id"], "1", "small", "bundles/small", manifest["cut"], ""))
-    write_store(
-        home / "online_store.db", {user: make_row(weekly(baskets)) for user, baskets in USERS.items()}
-    )
+    write_users(home / "online_store.db", make_row)
     return home
 
 

@@ -27,33 +27,16 @@ from serving.stores.online_features import (
     timestamp,
 )
 from tests.chaos.procs import eventually
-from tests.chaos.rows import AT, TIMESTAMP, packed, proto
+from tests.chaos.rows import AT, TIMESTAMP, packed, proto, write_store
 
 # Feast 0.67's bytes for user "42"; the slow tests of `publish_features` check Feast itself against them.
 KEY_42 = bytes.fromhex("010000000200000007000000") + b"user_id" + bytes.fromhex("0200000002000000") + b"42"
 
 
-def write_database(path: Path, rows: dict[str, bytes]) -> None:
-    """A file as Feast's SQLite store lays it out."""
-    connection = sqlite3.connect(path)
-    connection.execute(
-        "CREATE TABLE checkout_user_history (entity_key BLOB, feature_name TEXT, value BLOB, value_text TEXT,"
-        " vector_value BLOB, event_ts timestamp, created_ts timestamp, PRIMARY KEY(entity_key, feature_name))"
-    )
-    naive_utc = time.mktime(time.gmtime(AT))  # Feast reads a UTC time without its zone as local time
-    for user_id, history in rows.items():
-        connection.execute(
-            "INSERT INTO checkout_user_history VALUES (?, 'history', ?, NULL, NULL, ?, NULL)",
-            (entity_key(user_id), proto(history), int(naive_utc)),
-        )
-    connection.commit()
-    connection.close()
-
-
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     path = tmp_path / "online_store.db"
-    write_database(path, {"42": packed("apple", "bread"), "ünï": packed("x" * 300, user="ünï")})
+    write_store(path, {"42": packed("apple", "bread"), "ünï": packed("x" * 300, user="ünï")})
     return path
 
 
@@ -108,7 +91,7 @@ def test_sqlite_read_returns_the_row_with_its_time(database: Path) -> None:
 def test_sqlite_read_sees_a_replaced_file(database: Path, tmp_path: Path) -> None:
     store = SqliteStore(database)
     assert store.read("42") is not None
-    write_database(tmp_path / "next.db", {"42": packed("milk")})
+    write_store(tmp_path / "next.db", {"42": packed("milk")})
     os.replace(tmp_path / "next.db", database)
     assert store.read("42") == UserRow(packed("milk"), float(AT))
     assert store.read("ünï") is None
@@ -217,7 +200,7 @@ def test_threads_share_one_sqlite_store_while_its_file_is_replaced(database: Pat
     for thread in threads:
         thread.start()
     for number in range(5):
-        write_database(tmp_path / f"{number}.db", {"42": packed("milk")})
+        write_store(tmp_path / f"{number}.db", {"42": packed("milk")})
         os.replace(tmp_path / f"{number}.db", database)
     for thread in threads:
         thread.join()
