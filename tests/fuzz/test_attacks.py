@@ -1,16 +1,13 @@
 """Attacks of all tables against one endpoint: some 30 of them here, all with `make fuzz`."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.fuzz.attacks import MEGABYTES, TABLES, attacks
+from tests.programs import run_python
 
 CASES = 30
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_tables_hold_two_hundred_different_attacks() -> None:
@@ -20,10 +17,7 @@ def test_the_tables_hold_two_hundred_different_attacks() -> None:
 
 @pytest.mark.slow
 def test_the_endpoint_answers_as_before_each_attack() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.attacks", "--cases", str(CASES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.stdout, done.stderr[-3_000:]
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-m", "tests.fuzz.attacks", "--cases", str(CASES)))
     assert found["wrong"] == []
     assert found["grown_mb"] <= MEGABYTES
     assert len(found["families"]) >= len(TABLES) - 1
