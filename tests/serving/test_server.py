@@ -27,6 +27,7 @@ from serving.server import end_with, serve
 from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening
 from tests.chaos.procs import eventually
+from tests.serving.conftest import refused_start
 
 V1 = "/v1/models/checkout:predict"
 AT = "2017-12-05T18:30:00Z"
@@ -237,19 +238,6 @@ def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tm
             assert process.wait(30) == 0
         finally:
             process.kill()
-
-
-def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "serving.server", "--bundle", str(bundle)],
-        env={**settings.to_env(), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import orjson
 import pytest
 
 from feature_repo.stream.dead_letters import Counts, DeadLetters
-from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.kafka import KafkaSettings
+from tests.chaos.letters import dead_letters
 
 
 class Poison:
@@ -25,19 +25,6 @@ class Poison:
         return 7
 
 
-def read(settings: KafkaSettings) -> list[dict[str, Any]]:
-    from confluent_kafka import Consumer, TopicPartition
-
-    consumer = Consumer({**client_config(settings), "group.id": "test"})
-    topic = settings.dead_letter_topic
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(4)])
-    letters = []
-    while (message := consumer.poll(5)) is not None:
-        letters.append(orjson.loads(message.value() or b""))
-    consumer.close()
-    return letters
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
 def test_a_key_of_any_size_is_cut_as_the_value_is(broker: Any, byte: bytes) -> None:
@@ -45,7 +32,7 @@ def test_a_key_of_any_size_is_cut_as_the_value_is(broker: Any, byte: bytes) -> N
     letters = DeadLetters(settings, counts)
     letters.bury(Poison(byte * 250_000, byte * 250_000), "no JSON")  # type: ignore[arg-type]
     assert letters.flush(30)
-    (letter,) = read(settings)
+    [(_, letter)] = dead_letters(settings)
     assert letter["key"] == (byte * 1_024).decode("utf-8", "backslashreplace")
     assert letter["bytes"] == 250_000
     assert counts == Counts(dead_letters=1)

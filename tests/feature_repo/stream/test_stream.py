@@ -32,6 +32,7 @@ from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from feature_repo.stream.stream import OFFSET_BITS, Stream
 from feature_repo.toy_shop import toy_dataset
+from tests.chaos.letters import dead_letters
 from tests.chaos.procs import eventually
 from tests.chaos.rows import patient_store
 
@@ -95,18 +96,6 @@ def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
     for user, value in encode(events):
         producer.produce(settings.events_topic, value, user)
     assert producer.flush(WAIT_S) == 0
-
-
-def dead_letters(settings: KafkaSettings) -> list[tuple[str, dict[str, Any]]]:
-    consumer = Consumer({**client_config(settings), "group.id": "test"})
-    topic = settings.dead_letter_topic
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    letters = []
-    while (message := consumer.poll(5)) is not None:  # the broker's own count of them is too low
-        letters.append(((message.key() or b"").decode(), json.loads(message.value() or b"")))
-    consumer.close()
-    return letters
 
 
 def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison(

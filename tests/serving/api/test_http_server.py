@@ -9,6 +9,7 @@ import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -588,17 +589,9 @@ def test_uvicorn_has_each_internal_that_is_used() -> None:
     assert callable(FlowControl.pause_reading)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_only_overdue_connections_are_listed() -> None:
-    clock = Clock()
-    waits = Waits[str](10, clock)
+    clock = SimpleNamespace(now=100.0)
+    waits = Waits[str](10, lambda: clock.now)
     waits.expect("idle", 5.0)
     waits.expect("slow", 1.0)
     waits.expect("asked", 1.0)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,16 +107,6 @@ def test_a_list_is_shared_if_no_known_user_s_row_is_part_of_it() -> None:
 def test_a_request_for_more_items_than_a_cached_list_covers_has_no_key() -> None:
     assert answer_key(STATISTICS, ask(k=15), None) is not None
     assert answer_key(STATISTICS, ask(k=16), None) is None
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def list_of(code: int = 1, size: int = 1, score: float = 0.5) -> Ranked:
@@ -247,8 +238,8 @@ def test_a_list_whose_scores_are_no_probabilities_is_returned_and_not_stored(sco
 
 @pytest.mark.parametrize(("key", "lasts_s"), [(KEY, SHARED_S), (KNOWN_KEY, HOUR_S)])
 def test_an_expired_list_is_a_miss_and_stays_as_a_stale_one(key: AnswerKey, lasts_s: float) -> None:
-    clock = Clock()
-    cache = AnswerCache(clock=clock)
+    clock = SimpleNamespace(now=0.0)
+    cache = AnswerCache(clock=lambda: clock.now)
     cache.put(key, list_of())
     clock.now = lasts_s * (1 - JITTER_RATIO) - 1
     assert cache.get(key) is not None
@@ -262,8 +253,8 @@ def test_an_expired_list_is_a_miss_and_stays_as_a_stale_one(key: AnswerKey, last
 
 
 def test_a_known_user_s_list_expires_within_a_day_unlike_an_anonymous_one() -> None:
-    clock = Clock()
-    cache = AnswerCache(clock=clock)
+    clock = SimpleNamespace(now=0.0)
+    cache = AnswerCache(clock=lambda: clock.now)
     for key in (KEY, KNOWN_KEY):
         cache.put(key, list_of())
     clock.now = KNOWN_GONE_S - 1
@@ -276,7 +267,7 @@ def test_a_known_user_s_list_expires_within_a_day_unlike_an_anonymous_one() -> N
 
 def test_lists_stored_together_do_not_expire_together() -> None:
     """Of 10,000 keys in constant use: the busiest sixtieth of the span against the mean."""
-    cache = AnswerCache(clock=Clock())
+    cache = AnswerCache(clock=lambda: 0.0)
     for key in keys(10_000):
         cache.put(key, list_of())
     expire_at = [cache._lists[key.digest].expires_at for key in keys(10_000)]

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout
-from serving.prediction_log import PredictionLog, Record, Trial, read_log
+from serving.prediction_log import PredictionLog, Trial, read_log
 from serving.schemas import Call, Request, Response
 from serving.stages.exploration import FIRST, REACH, explore
 from serving.stages.reranking import CHOSEN, PINNED, POOL, RESERVED, Ranked
@@ -110,9 +110,9 @@ def ids(response: Response) -> list[str]:
 def test_explored_answers_repeat_are_logged_and_never_cached(
     toy_bundle: Path, tmp_path: Path, answers: AnswerCache | None
 ) -> None:
-    log = PredictionLog(tmp_path, ())
+    log = PredictionLog(tmp_path, DENSE_NAMES)
     plain = open_recommender(toy_bundle, open_store("memory:"))
-    recommender = open_recommender(toy_bundle, open_store("memory:"), Unfeatured(log), answers=answers)
+    recommender = open_recommender(toy_bundle, open_store("memory:"), log, answers=answers)
     recommender.explores = 0.5
 
     async def ask(requests: list[Request]) -> list[Response]:
@@ -137,16 +137,6 @@ def test_explored_answers_repeat_are_logged_and_never_cached(
             assert place >= FIRST
             assert len(record["propensities"]) == K
     assert any(ids(one) != usual for one in first)
-
-
-class Unfeatured:
-    """Passes records on without features: this log has no columns for them."""
-
-    def __init__(self, log: PredictionLog) -> None:
-        self._log = log
-
-    def append(self, record: Record) -> None:
-        self._log.append(replace(record, features=np.empty((0, 0), np.float32)))
 
 
 def test_without_the_setting_nothing_is_drawn(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
