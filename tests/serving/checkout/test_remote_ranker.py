@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender
+from serving.answer.recommender import Recommender, open_recommender
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
+from serving.release.bundle import load_bundle
 from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.stores.circuit_breaker import FAILURES
@@ -257,10 +258,9 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
 def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
     from serving.checkout.remote_ranker import RemoteRanker
 
-    sold_out = tmp_path / "availability.json"
-    items = open_recommender(toy_bundle, open_store("memory:")).bundle.statistics.item_ids
-    sold_out.write_text(json.dumps({"banned": items.tolist()}))
-    nothing = open_recommender(toy_bundle, open_store("memory:"), availability=sold_out)
+    items, rules = load_bundle(toy_bundle).statistics.item_ids.tolist(), tmp_path / "rules.yaml"
+    rules.write_text(json.dumps({"ban": [{"name": "all of them", "items": items}]}))
+    nothing = open_recommender(toy_bundle, open_store("memory:"), rules=rules)
 
     async def ask() -> Response:
         ranker = RemoteRanker("127.0.0.1:1")

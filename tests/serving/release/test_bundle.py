@@ -223,7 +223,7 @@ def test_an_item_is_worth_its_score_without_weights_of_re_ranking(toy_bundle: Pa
     weighed = replace(plain, settings=replace(plain.settings, novelty=0.3, novel_slots=(10, 9)))
     assert weighed.novel.tolist() == [8, 9]
     assert len(weighed.rarity_of(codes)) == 2
-    raised = replace(bundle, settings=replace(settings, new_gain=1.5))
+    raised = replace(plain, settings=replace(plain.settings, new_gain=1.5))
     assert raised.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.75]
     assert raised.worth(codes, scores, codes[:0]).tolist() == [0.25, 0.5], "all is new to a stranger"
 
