@@ -37,16 +37,6 @@ locals {
   provider  = local.makes ? aws_iam_openid_connect_provider.github[0].arn : var.github_provider
 }
 
-moved {
-  from = aws_iam_role.workload
-  to   = aws_iam_role.main
-}
-
-moved {
-  from = aws_iam_role_policy.workload
-  to   = aws_iam_role_policy.main
-}
-
 resource "aws_iam_openid_connect_provider" "github" {
   count          = local.makes ? 1 : 0
   url            = "https://token.actions.githubusercontent.com"
