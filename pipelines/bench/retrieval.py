@@ -18,20 +18,19 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import window_s
+from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import METRICS, Tally
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.hyper_parameters import IndexParams
 from components.measurement import machine_state
 from components.retriever.choose_index import KINDS, choose_index, measure_index
-from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, read_dataset
 from pipelines.bench.report import fixed, machine_line, percent, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
 from serving.answer.recommender import Recommender
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
-from serving.schemas import MAX_K
-from serving.stores.online_features import MemoryStore, UserRow
+from serving.stores.online_features import MemoryStore
 
 log = logging.getLogger(__name__)
 
@@ -111,25 +110,23 @@ def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, floa
     """Return Recall@500 of the candidates and the metrics of the answers for each profile of a bundle.
 
     A profile can only be right about items that its filter lets pass: of each test basket, the hidden ones
-    of those count; baskets without any are left out.
+    of those count; baskets without any are left out. Items are counted each night, as in every evaluation.
     """
     start = pd.Timestamp(bundle.manifest["cut"])
-    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window_s(start)).hidden
-    some = tasks[:: max(1, len(tasks) // TASKS)]
-    return {name: _evaluate_profile(bundle, name, some) for name in bundle.profiles}
+    purchases = purchases_of(data.events)
+    tasks = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
+    some, counts = tasks[:: max(1, len(tasks) // TASKS)], Nightly(bundle, purchases)
+    return {name: _evaluate_profile(bundle, name, some, counts) for name in bundle.profiles}
 
 
-def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task]) -> dict[str, float]:
+def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task], counts: Nightly) -> dict[str, float]:
     store, tally, recalls = MemoryStore(), Tally.empty(), []
     recommender, barred = Recommender(bundle, store), bundle.profiles[name].barred
-    hidden = passed = 0
-    for task in tasks:
+    some = [replace(task, profile=name) for task in tasks if not np.isin(task.hidden, barred).all()]
+    hidden, passed = sum(len(task.hidden) for task in tasks), 0
+    for task, prepared in prepared_tasks(recommender, store, some, counts=counts):
         wanted = ~np.isin(task.hidden, barred)
-        hidden, passed = hidden + len(wanted), passed + int(wanted.sum())
-        if not wanted.any():
-            continue
-        store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
-        prepared = recommender.prepare(replace(task.request(MAX_K), profile=name))
+        passed += int(wanted.sum())
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
         ranked = bundle.statistics.codes([item.item_id for item in answer.items])
         tally.add(ranked, task.hidden[wanted], task.bought_before[wanted])

@@ -36,5 +36,7 @@ def test_every_part_is_measured_and_written(toy_line: Path, tmp_path: Path) -> N
     assert profiles["premium"]["items"] < 80
     assert profiles["default"]["hidden_ratio"] == 1.0 > profiles["premium"]["hidden_ratio"]
     assert profiles["default"]["recall_at_500"] > 0.9
+    served = json.loads((toy_line / "evaluated" / "evaluation.json").read_bytes())["served"]
+    assert profiles["default"]["ndcg_at_10"] == round(served["ndcg_at_10"], 4), "the same baskets and counts"
     assert json.loads((tmp_path / "retrieval.json").read_text())["bundle_id"] == results["bundle_id"]
     assert "| premium |" in (tmp_path / "retrieval.md").read_text()
