@@ -73,8 +73,7 @@ class ConnectionPool:
         self._opened.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
-        if self._waiting:
-            self._send(self._waiting.popleft())
+        self._send_next()
 
     async def close(self) -> None:
         """Close all connections; requests in flight stay unanswered."""
@@ -89,6 +88,11 @@ class ConnectionPool:
         if self._client is not None:
             await self._client.close()
         await asyncio.sleep(0)  # a transport closes its socket in the loop's next turn
+
+    def _send_next(self) -> None:
+        """Give the place of a connection that is gone to a request that waits."""
+        if self._waiting:
+            self._send(self._waiting.popleft())
 
     def _send(self, exchange: Exchange) -> None:
         if self._idle:
@@ -109,7 +113,11 @@ class ConnectionPool:
             try:
                 await self._loop.create_connection(lambda: connection, self._host, self._port)
             except OSError:
+                task = asyncio.current_task()
+                assert task is not None
+                self._opening.discard(task)  # now: what is asked next finds its place free
                 self.done(exchange, UNANSWERED, b"")
+                self._send_next()
                 return
         self._opened.add(connection)
         connection.ask(exchange)

@@ -5,6 +5,7 @@ import contextlib
 
 from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
 from pipelines.bench.load.generator import LoadPlan
+from pipelines.live.ports import free_port
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -57,3 +58,20 @@ def test_a_request_on_a_connection_that_breaks_is_unanswered() -> None:
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     [exchange], _ = asyncio.run(answered(1, 1, answer))
     assert exchange.status == UNANSWERED
+
+
+def test_requests_that_wait_for_a_refused_connection_are_sent_too() -> None:
+    async def refused(count: int) -> list[Exchange]:
+        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{free_port()}/", "", 1.0, connections=1))
+        exchanges = [Exchange(b"body", pool.now(), pool.now()) for _ in range(count)]
+        for exchange in exchanges:
+            pool.ask(exchange)
+        async with asyncio.timeout(30):
+            while pool.busy:
+                await asyncio.sleep(0.005)
+        await pool.close()
+        return exchanges
+
+    exchanges = asyncio.run(refused(4))
+    assert all(one.done for one in exchanges)
+    assert {one.status for one in exchanges} == {UNANSWERED}

@@ -221,6 +221,8 @@ def test_without_a_server_all_requests_count_as_unanswered() -> None:
     load = ask(replace(PLAN, url=url, rate=40), b"a")
     assert not load.answered.any()
     assert load.summary(1e6)["unanswered"] == 20
+    one_by_one = replace(PLAN, url=url, rate=0, connections=1, seconds=20, requests=20, warm_up=0)
+    assert ask(one_by_one, b"a").summary(1e6)["unanswered"] == 20
 
 
 def test_percentiles_are_values_that_occurred() -> None:
