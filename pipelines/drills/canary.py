@@ -8,6 +8,7 @@ in one case; the gate before the traffic is another drill's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import multiprocessing
@@ -134,9 +135,14 @@ class Shop:
         """Return a deployer of this process."""
         return deployer(self.home, self.cluster.api.url, self.cluster.gateway.url, self.versions, self.pace)
 
+    @functools.cached_property
+    def watcher(self) -> Rollout:
+        """A deployer that only looks: a new one at each look takes processor time from the release."""
+        return self.rollout()
+
     def seen(self) -> tuple[str, int]:
         """Return the state of the release and the canary's weight."""
-        record, split = self.rollout().status()
+        record, split = self.watcher.status()
         return ("", 0) if record is None else (record.state, split[record.canary])
 
     def await_weight(self, weight: int) -> None:
@@ -180,7 +186,7 @@ def _roll_back_later(shop: Shop) -> dict[str, Any]:
     began = time.monotonic()
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(shop.rollout().rollback, shop.versions.place)
-        shop.await_seen(lambda state, _: going.done() or shop.rollout().status()[1]["blue"] == 100)
+        shop.await_seen(lambda state, _: going.done() or shop.watcher.status()[1]["blue"] == 100)
         back_s = time.monotonic() - began
         going.result()
     return {**found, "back_s": back_s}
