@@ -41,7 +41,7 @@ from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, c
 from feature_repo.stream.replay_events import Disturbance, encode, replay_events
 from monitoring.skew import SETTLED_S, replay
 from pipelines.bench.load.local_store import local_server
-from pipelines.bench.load.waiting import WAIT_S, wait_for
+from pipelines.bench.load.waiting import WAIT_S, NotReached, wait_for
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from pipelines.live.ports import free_port
 from pipelines.live.up import broker_command, broker_program, reco
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 READS_PER_S = 200.0
 PUBLISHED_PER_S = 1_000.0
 PROBE_S = 0.005  # between two reads for an event: a read takes processor time from the stream
+LINES_PER_KILL = 2_000  # that come while the stream is killed
 PATIENCE_MS = 1_000.0  # of a measured read: a read that the endpoint would give up counts in full
 
 
@@ -109,14 +110,25 @@ def bench_features(
 
     Returns:
         The content of the JSON file.
+
+    Raises:
+        FileNotFoundError: no Redis or no broker is installed.
+        NotReached: the stream ended, or has a lag that does not go away.
+        ValueError: too few lines after the cut for so many seconds or kills.
     """
     began, loaded = machine_state(), load_bundle(bundle)
     cut = pd.Timestamp(loaded.manifest["cut"])
+    before, after = events[events["at"] < cut], events[events["at"] >= cut]
+    needed = max(int(PUBLISHED_PER_S * seconds) + 1, kills * LINES_PER_KILL)  # one or more to work off
+    if len(after) < needed:
+        raise ValueError(
+            f"{len(after):,} lines after the cut, {needed:,} needed: lower --seconds or --kills, or choose a "
+            "larger data set"
+        )
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-bench-")))
         url = stack.enter_context(local_server())
         kafka = stack.enter_context(_local_broker())
-        before, after = events[events["at"] < cut], events[events["at"] >= cut]
         bench = FeatureBench(home, url, kafka, before, after, loaded, seconds, kills)
         write_segment(home / "offline_store" / EVENTS, _table(before), BASE)
         result: dict[str, Any] = {"bundle_id": loaded.bundle_id}
@@ -238,7 +250,11 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
 
 
 def fold_rate(bench: FeatureBench) -> dict[str, Any]:
-    """Have the stream work off a backlog; the rate per second of its own processor time is one core's."""
+    """Have the stream work off a backlog; the rate per second of its own processor time is one core's.
+
+    Raises:
+        NotReached: the stream ended before.
+    """
     sent = bench.after.iloc[int(PUBLISHED_PER_S * bench.seconds) :]
     delivery = Delivery(bench.kafka)
     replay_events(sent, bench.kafka.events_topic, delivery, 0)
@@ -249,6 +265,10 @@ def fold_rate(bench: FeatureBench) -> dict[str, Any]:
         points: list[tuple[float, float, int]] = []
         while not points or points[-1][2] < len(sent):
             time.sleep(0.25)
+            if process.poll() is not None:
+                raise NotReached(
+                    f"the stream ended with exit code {process.returncode} before it had folded all"
+                )
             used = probed.cpu_times()
             folded = bench.state()["events"]
             if folded and (not points or folded > points[-1][2]):
@@ -294,7 +314,7 @@ def killed(bench: FeatureBench) -> dict[str, Any]:
     chance = random.Random(0)
     equal, recovered = 0, []
     for number in range(bench.kills):
-        own = _own_users(bench.after.iloc[number * 2_000 : (number + 1) * 2_000], f"kill-{number}")
+        own = _own_users(bench.after.iloc[number * LINES_PER_KILL :][:LINES_PER_KILL], f"kill-{number}")
         with bench.streaming() as process:
             delivery = Delivery(bench.kafka)
             sender = threading.Thread(
