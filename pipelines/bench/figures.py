@@ -103,7 +103,7 @@ def measure_figures(
         log.info("%s: usually %d minutes", bench.name, bench.minutes)
         options = f"{bench.command} {bench.short if short else ''}".split()
         command = reco("--home", str(home), *options, "--out", str(out))
-        code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=sys.stderr, check=False).returncode
+        code = _end_of(command)
         if is_measured(home, out, bench):  # a drill that misses a figure ends with 1 and is a result
             measured.append(bench.name)
         else:
@@ -111,6 +111,22 @@ def measure_figures(
     if left:
         raise FiguresIncomplete(f"not measured: {'; '.join(left)}. The same command goes on from here")
     return measured
+
+
+def _end_of(command: Sequence[str]) -> int:
+    """Run a bench to its end and return its exit code; if this process is stopped, the bench is first.
+
+    In a session of its own, so that one signal reaches it: a second would interrupt the end of its servers.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=sys.stderr, start_new_session=True
+    ) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
 
 
 def is_measured(home: Path, out: Path, bench: PublishedBench) -> bool:

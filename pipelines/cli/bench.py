@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +25,17 @@ RELEASE_DRILL = "release"
 
 
 def _require_instruments(package: str) -> None:
-    """Refuse to go on without a package that the wheel leaves out; show progress on stderr."""
+    """Refuse to go on without a package that the wheel leaves out; show progress on stderr.
+
+    SIGTERM ends a command as Ctrl-C does, so that the servers of a bench or a drill end with it.
+    """
     if importlib.util.find_spec(package) is None:
         raise click.UsageError(
             f"{package} is not installed: benches and drills run from a clone of the repository, "
             "see docs/how-to/install.md"
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 data_option: Callable[[Command], Command] = click.option(
@@ -304,11 +309,9 @@ def drill(
     """Break parts of the running system under load, and judge.
 
     NAME is one or more of --list, or all. Or it is `release`: a canary in each way it can go; cases may
-    follow. With a Redis and an endpoint of its own; those of this home stay untouched. Exit code 1: a figure
-    is not met.
+    follow, but not --list, --short or --with-alerts. With a Redis and an endpoint of its own; those of this
+    home stay untouched. Exit code 1: a figure is not met.
     """
-    import signal
-
     _require_instruments("pipelines.drills")
     from pipelines.drills.catalogue import DRILLS, choose_drills
     from pipelines.drills.report import list_table
@@ -316,6 +319,8 @@ def drill(
     from pipelines.drills.system import SHORT
     from pipelines.live.monitors import INSTALL, monitor_programs
 
+    if names[:1] == (RELEASE_DRILL,) and (short or with_alerts or listed):
+        raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
     if listed:
         drills = choose_drills(names) if names else DRILLS
         context.answer([each.to_dict() for each in drills], list_table(drills))
@@ -329,7 +334,6 @@ def drill(
     programs = monitor_programs() if with_alerts else None
     if with_alerts and programs is None:
         raise click.UsageError(f"prometheus or alertmanager is not on the PATH, expected both: {INSTALL}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes of the drill end too
     home = train_toy_shop(context.home, sys.stderr) if data else context.home
     bundle = _bundle(Context(home, context.output))
     offline_store, effort = home / "offline_store", SHORT if short else None

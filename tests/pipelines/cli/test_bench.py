@@ -1,11 +1,16 @@
 """`reco bench` and `reco drill` where their modules are missing, as in the wheel."""
 
+import contextlib
 import importlib.util
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from pipelines.bench.load.waiting import wait_for
+from pipelines.live.up import reco as program
 from tests.pipelines.cli.conftest import reco
 
 
@@ -42,3 +47,31 @@ def test_results_are_written_under_the_home_by_default(
     assert reco(tmp_path, "bench", "drift", "--home", str(tmp_path / "other")).exit_code == 0
     assert reco(tmp_path, "bench", "drift", "--out", "there").exit_code == 0
     assert folders == [tmp_path / "bench", tmp_path / "other" / "bench", Path("there")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "latency", "--seconds", "10"], ["figures", "latency", "--short"]],
+    ids=["bench", "figures"],
+)
+def test_sigterm_ends_the_servers_of_a_bench(home: Path, tmp_path: Path, arguments: list[str]) -> None:
+    command = program("--home", str(home), *arguments, "--out", str(tmp_path))
+    with subprocess.Popen(command) as process:
+        started = psutil.Process(process.pid)
+
+        def serves() -> bool:
+            with contextlib.suppress(psutil.Error):  # a child has just ended
+                return any("serving.server" in child.cmdline() for child in started.children(recursive=True))
+            return False
+
+        try:
+            wait_for(serves, "the bench starts an endpoint")
+            parts = started.children(recursive=True)
+        finally:
+            process.terminate()
+        assert process.wait(60) != 0
+    _, alive = psutil.wait_procs(parts, timeout=60)
+    for part in alive:
+        part.kill()
+    assert not alive

@@ -311,6 +311,9 @@ def test_a_missing_store_program_exits_as_unavailable(
         (("store-frosen",), "store-frozen"),
         (("store-frozen", "--data", "real"), "--data"),
         (("store-frozen",), "no champion"),
+        (("release", "--list"), "takes no --short, --with-alerts or --list"),
+        (("release", "good", "--short"), "takes no --short, --with-alerts or --list"),
+        (("release", "--with-alerts"), "takes no --short, --with-alerts or --list"),
     ],
 )
 def test_wrong_usage_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
