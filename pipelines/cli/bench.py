@@ -344,18 +344,19 @@ def drill(
         click.get_current_context().exit(1)
 
 
-def _drill_release(context: Context, cases: tuple[str, ...], out: Path, data: str | None) -> None:
+def _drill_release(context: Context, names: tuple[str, ...], out: Path, data: str | None) -> None:
     from feature_repo.ids import closest
     from pipelines.drills.canary import CASES
     from pipelines.drills.canary_run import drill_release
 
     logging.getLogger("httpx").setLevel(logging.WARNING)
     known = [case.name for case in CASES]
-    for name in cases:
+    for name in names:
         if name not in known:
             raise click.UsageError(f"no case {name!r} of the drill release: {closest(name, known)}")
     home = train_toy_shop(context.home, sys.stderr) if data else context.home
     bundle = _bundle(Context(home, context.output))
+    cases = [case for case in CASES if not names or case.name in names]
     result = drill_release(bundle, home / "offline_store", _requests(bundle), out, cases)
     context.answer(result, (out / "release.md").read_text(encoding="utf-8"))
     if not result["passed"]:

@@ -19,6 +19,7 @@ from components.measurement import machine_state
 from components.rollout.cluster import ClusterUnreachable
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
+from feature_repo.errors import RecoError
 from pipelines.bench.load.generator import load_generator
 from pipelines.bench.load.goals import Goal
 from pipelines.bench.load.waiting import repeating, wait_for
@@ -59,7 +60,7 @@ def drill_release(
     offline_store: Path,
     requests: Sequence[Mapping[str, Any]],
     out_dir: Path,
-    names: Sequence[str] = (),
+    cases: Sequence[Case] = CASES,
     rate: float = RATE,
     deadline_ms: float = DEADLINE_MS,
 ) -> dict[str, Any]:
@@ -70,12 +71,15 @@ def drill_release(
         offline_store: of its home.
         requests: request lines with known shoppers.
         out_dir: where the results go.
-        names: of the cases; empty: all.
+        cases: ways in which the release can go.
         rate: requests a second.
         deadline_ms: of a call of the client, and of the endpoint.
+
+    Returns:
+        The content of the JSON; `broken_off` says why a case has no outcome, as that of `run_drills` does.
     """
     before, outcomes = machine_state(), {}
-    cases = [case for case in CASES if not names or case.name in names]
+    broken_off: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
         effort = DrillEffort()
@@ -85,13 +89,18 @@ def drill_release(
         generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW)}
         for case in cases:
             log.info("%s: %s", case.name, case.proves)
-            outcomes[case.name] = run_case(case, testbed, generators, rate)
-            log.info("  %s", "passed" if outcomes[case.name]["passed"] else "MISSED")
+            try:
+                outcomes[case.name] = run_case(case, testbed, generators, rate)
+                log.info("  %s", "passed" if outcomes[case.name]["passed"] else "MISSED")
+            except (RecoError, OSError, httpx.HTTPError) as error:
+                log.error("  BROKEN OFF: %s", error)
+                broken_off[case.name] = str(error) or type(error).__name__
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         "rate": rate,
         "cases": outcomes,
-        "passed": all(one["passed"] for one in outcomes.values()),
+        "broken_off": broken_off,
+        "passed": not broken_off and all(one["passed"] for one in outcomes.values()),
     }
     result = write_report(out_dir, "release", figures, release_table, before)
     draw_release(result, out_dir / "release.png")

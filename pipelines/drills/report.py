@@ -258,8 +258,10 @@ def release_table(result: Mapping[str, Any]) -> str:
         end = [f"{case['ended']}", f"{case['largest_weight']} %", "yes" if case["passed"] else "no"]
         rows.append([f"`{name}`", *times, *counts, *end])
     head = ["case", "s to detect", "s to abort", "requests", "failed at the client", "hurt", "touched"]
-    missed = [name for name, case in result["cases"].items() if not case["passed"]]
-    verdict = f"{len(rows) - len(missed)} of {len(rows)} cases reach every figure"
+    broken_off: Mapping[str, str] = result["broken_off"]
+    missed = [*(name for name, case in result["cases"].items() if not case["passed"]), *broken_off]
+    count = len(rows) + len(broken_off)
+    verdict = f"{count - len(missed)} of {count} cases reach every figure"
     lines = [
         f"# Releases of bundle {result['bundle_id']}",
         "",
@@ -272,6 +274,7 @@ def release_table(result: Mapping[str, Any]) -> str:
         "new process hurts some of a good one, too, and the gate compares them with the stable slot's. "
         f"Commit {result['commit']}, {result['measured_at']}{busy_line(result)}.",
         "",
+        *(f"`{name}` was broken off: {why}\n" for name, why in broken_off.items()),
         *table([*head, "end", "largest weight", "passed"], rows),
         "",
     ]

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.drills.canary import CASES
+from pipelines.bench.load.waiting import NotReached
+from pipelines.drills.canary import CASES, Case, Shop
 from pipelines.drills.canary_run import _counts, _times, drill_release
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import release_table
@@ -59,23 +61,36 @@ def test_the_page_has_a_row_for_each_case() -> None:
             "bundle_id": "b1",
             "rate": 50.0,
             "cases": {"failing": case},
+            "broken_off": {"good": "waited 1 s in vain"},
             "machine": {"cores": 2, "cpu": "a processor"},
             "commit": "c",
             "measured_at": "now",
         }
     )
-    assert "0 of 1 cases reach every figure, not failing." in page
+    assert "0 of 2 cases reach every figure, not failing, good." in page
+    assert "`good` was broken off: waited 1 s in vain" in page
     assert "| `failing` | 1.0 | 0.0 | 2 | 0 | 1 | 0.0 % | aborted | 0 % | no |" in page
     assert "25 at 1 %, 150 at 5 %; missing series end it after 10 s. Hurt: 1 in shadow." in page
 
 
+def never_goes_on(shop: Shop) -> dict[str, Any]:
+    raise NotReached("waited 1 s in vain: the release goes on")
+
+
 @pytest.mark.slow
-def test_a_case_runs_on_real_endpoints(toy_line: Path, tmp_path: Path) -> None:
+def test_a_case_runs_on_real_endpoints_after_one_that_was_broken_off(toy_line: Path, tmp_path: Path) -> None:
     bundle = toy_line / "evaluated"
     requests = evaluation_requests(bundle, 200)
+    cases = [
+        Case("broken-off", "nothing", never_goes_on, "done", ""),
+        *(case for case in CASES if case.name == "never-ready"),
+    ]
     result = drill_release(
-        bundle, toy_line / "home" / "offline_store", requests, tmp_path, ["never-ready"], 10.0, 5_000.0
+        bundle, toy_line / "home" / "offline_store", requests, tmp_path, cases, 10.0, 5_000.0
     )
+    assert result["broken_off"] == {"broken-off": "waited 1 s in vain: the release goes on"}
+    assert list(result["cases"]) == ["never-ready"]
+    assert not result["passed"]
     case = result["cases"]["never-ready"]
     assert (case["ended"], case["reason"]) == ("aborted", "stage after 10 s: the slot is not ready")
     assert (case["largest_weight"], case["failed_at_client"], case["failed_straight"]) == (0, 0, 0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -154,15 +155,26 @@ def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
     system.sample("reco_responses_total")
 
 
+@contextlib.contextmanager
+def process_is_gone(system: System, notes: Notes) -> Iterator[None]:
+    worker = psutil.Process(system.server.process.pid)
+    system.server.process.kill()
+    system.server.process.wait()
+    worker.kill()
+    yield
+
+
 @pytest.mark.slow
 def test_an_aborted_drill_keeps_the_results_of_the_others(toy_line: Path, tmp_path: Path) -> None:
     broken = Drill("broken-off", "nothing", {"never": never_comes})
     dead = Drill("dead", "nothing", {"dies": endpoint_dies})
+    gone = Drill("gone", "nothing", {"ends": process_is_gone})
     before, after = choose_drills(["store-killed", "disk-full"])
-    result = drill_toy([before, broken, dead, after], toy_line, tmp_path)
+    result = drill_toy([before, broken, dead, gone, after], toy_line, tmp_path)
     assert list(result["drills"]) == ["store-killed", "disk-full"]
-    assert list(result["broken_off"]) == ["broken-off", "dead"]
+    assert list(result["broken_off"]) == ["broken-off", "dead", "gone"]
     assert "Connection refused" in result["broken_off"]["dead"]
+    assert "process no longer exists" in result["broken_off"]["gone"]
     assert not result["passed"]
     assert "`broken-off` was broken off: waited 1 s in vain" in (tmp_path / "drills.md").read_text()
 
