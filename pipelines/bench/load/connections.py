@@ -115,7 +115,7 @@ class ConnectionPool:
             except OSError:
                 task = asyncio.current_task()
                 assert task is not None
-                self._opening.discard(task)  # now: what is asked next finds its place free
+                self._opening.discard(task)  # now: the next request finds its place free
                 self.done(exchange, UNANSWERED, b"")
                 self._send_next()
                 return
