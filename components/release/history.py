@@ -35,7 +35,7 @@ class Promotion:
     bundle_id: str
     previous: str  # version; empty for the first
     at: str
-    before: str = ""  # SHA-256 of the line before; empty for the first, and in lines of earlier releases
+    before: str = ""  # SHA-256 of the line before; empty for the first
 
     @property
     def hash(self) -> str:
@@ -102,10 +102,8 @@ def _read_chain(texts: Mapping[int, str]) -> list[Promotion]:
         if line.number != number:
             raise _broken(number, f"holds line {line.number}: lines were moved")
         history.append(line)
-    chained = False
     for earlier, line in pairwise(history):
-        chained = chained or bool(line.before)
-        if chained and line.before != earlier.hash:
+        if line.before != earlier.hash:
             raise _broken(earlier.number, f"or line {line.number} was changed: their hashes do not agree")
     return history
 
