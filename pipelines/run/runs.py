@@ -154,8 +154,6 @@ def read_run(folder: Path) -> Run:
     try:
         document = json.loads((folder / "state.json").read_bytes())
         del document["kind"]
-        if "fast" in document:  # before sizes had names, a run was fast or had all teachers
-            document["size"] = "fast" if document.pop("fast") else "full"
         steps = [StepState(**step) for step in document.pop("steps")]
         run = Run(folder=folder, steps=steps, **document)
         run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])

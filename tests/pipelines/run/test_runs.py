@@ -1,4 +1,3 @@
-import json
 import os
 from pathlib import Path
 
@@ -99,15 +98,6 @@ def test_the_usual_time_is_that_of_a_similar_run(tmp_path: Path) -> None:
     assert usual_steps(tmp_path, now)["a"].seconds == 3.0
     assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
     assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "toy"}, ["a"], "fast")) == {}
-
-
-@pytest.mark.parametrize(("fast", "size"), [(True, "fast"), (False, "full")])
-def test_a_record_from_before_sizes_had_names_is_read(tmp_path: Path, fast: bool, size: str) -> None:
-    run = new_run(tmp_path, "training", {}, ["a"])
-    document = json.loads((run.folder / "state.json").read_bytes())
-    del document["size"], document["steps"][0]["memory_mib"]
-    (run.folder / "state.json").write_text(json.dumps({**document, "fast": fast}))
-    assert read_run(run.folder).size == size
 
 
 def test_a_step_of_a_killed_run_does_not_stay_running(tmp_path: Path) -> None:
