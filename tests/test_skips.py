@@ -1,4 +1,7 @@
-"""In CI a skipped test fails, unless its reason is listed; elsewhere a skip is a skip."""
+"""In CI a skipped test fails, unless its reason is listed; a fast test that starts a process fails everywhere."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +35,10 @@ def test_an_expected_failure_is_no_skip(monkeypatch: pytest.MonkeyPatch) -> None
     report = skipped("")
     report.wasxfail = "known"
     assert refuse_skip(report).outcome == "skipped"
+
+
+def test_a_fast_test_starts_no_process() -> None:
+    with pytest.raises(RuntimeError, match="starts a process .os.fork"):
+        sys.audit("os.fork")  # what os.fork() says of itself: it has no arguments
+    with pytest.raises(RuntimeError, match=r"starts a process .subprocess.Popen .*python"):
+        subprocess.run([sys.executable, "-V"], check=False)
