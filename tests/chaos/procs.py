@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import redis
+
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -92,11 +95,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> float:
-    """Wait until the condition holds and return how long that took; fail when it does not."""
+def eventually(condition: Callable[[], Found], seconds: float = 60.0) -> Found:
+    """Wait until the condition holds and return what it found; fail when it does not."""
     began = time.monotonic()
-    while not condition():
+    while not (found := condition()):
         if time.monotonic() - began > seconds:
             pytest.fail(f"not within {seconds:g} s")
         time.sleep(0.01)
-    return time.monotonic() - began
+    return found

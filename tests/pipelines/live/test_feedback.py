@@ -17,6 +17,7 @@ from pipelines.live.feedback import FeedbackCounts, impressions_of, send_impress
 from serving.prediction_log import Record, records_to_table
 from serving.schemas import Recommendation, Request, Response
 from serving.settings import Settings
+from tests.chaos.procs import eventually
 
 AT = 1_709_283_600.25  # 2024-03-01T09:00:00.25Z
 
@@ -43,8 +44,12 @@ def messages(settings: KafkaSettings, expected: int) -> list[tuple[Any, ...]]:
         assert sum(reader.get_watermark_offsets(place)[1] for place in places) == expected
         reader.assign(places)  # a new group that subscribes waits for seconds
         found: list[Any] = []
-        while len(found) < expected:
-            found += [one for one in reader.consume(100, 0.1) if not one.error()]
+
+        def is_complete() -> bool:
+            found.extend(one for one in reader.consume(100, 0.1) if not one.error())
+            return len(found) >= expected
+
+        eventually(is_complete, 60)
     return sorted((parse_event(one.key(), one.value(), AT) for one in found), key=lambda event: event[4])
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from pipelines.live import screen as module
 from pipelines.live.screen import Screen, described
 from pipelines.live.supervisor import State
+from tests.chaos.procs import eventually
 
 BEFORE = {"full": 100, "cached": 0, "0.001": 60, "0.005": 100, "+Inf": 100}
 AFTER = {"full": 280, "cached": 20, "0.001": 90, "0.005": 299, "+Inf": 300}
@@ -92,8 +93,7 @@ def test_a_file_gets_lines(
     with Screen(tmp_path, as_json=True) as screen:
         screen.show(states)
         screen.say("ready")
-        while Metrics.looks < 3:
-            threading.Event().wait(0.01)
+        eventually(lambda: Metrics.looks >= 3)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = {kind: [line for line in lines if line["event"] == kind] for kind in ("parts", "said", "figures")}
     assert [part["name"] for part in kinds["parts"][0]["parts"]] == ["endpoint", "stream", "replay"]

@@ -25,6 +25,7 @@ from pipelines.live.supervisor import Part, State, Supervisor
 from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check, used_by
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
+from tests.chaos.procs import eventually
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
@@ -208,8 +209,7 @@ def test_filling_the_store_says_that_it_works(
     said: list[str] = []
 
     def publish(*_: object) -> dict[str, int]:
-        while not any("still filling" in text for text in said):
-            time.sleep(0.01)
+        eventually(lambda: any("still filling" in text for text in said))
         return {"users": 60, "items": 80}
 
     monkeypatch.setattr(up, "SAY_S", 0.01)
