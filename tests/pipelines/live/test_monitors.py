@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from monitoring.alerting import read_slo
+from monitoring.alerting import ROOT, read_slo
 from pipelines.live.monitors import (
     EXEMPT,
     Monitors,
@@ -88,7 +88,7 @@ def test_the_shipped_rules_and_routes_are_used_without_the_alert_that_demo_data_
     slo = read_slo()
     assert alerts == {one["name"] for one in [*slo["objectives"], *slo["alerts"]]} - {EXEMPT}
     routes = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
-    shipped = yaml.safe_load(Path("infra/monitoring/alertmanager.yml").read_text())
+    shipped = yaml.safe_load((ROOT / "infra/monitoring/alertmanager.yml").read_text())
     assert (routes["route"], routes["inhibit_rules"]) == (shipped["route"], shipped["inhibit_rules"])
     assert all(one["webhook_configs"][0]["url"] == "http://127.0.0.1:3/" for one in routes["receivers"])
 
