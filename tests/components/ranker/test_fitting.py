@@ -1,21 +1,17 @@
 """Padding and losses by hand; padded rows teach nothing; the loop learns the planted signal."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from components.data.examples import RankerExamples, read_ranker_examples
+from components.data.examples import RankerExamples
 from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
 from components.ranker.fitting import Schedule, Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
 from feature_repo.schema import DENSE_NAMES
-from tests.programs import environment
 
 SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))
 
@@ -163,54 +159,3 @@ def test_the_same_seed_gives_the_same_weights(plant: Callable[..., RankerExample
 def test_rows_are_sampled_over_all_lists(plant: Callable[..., RankerExamples]) -> None:
     data = plant(4, 5, seed=0)
     np.testing.assert_array_equal(sample_rows(data).numpy(), data.dense)
-
-
-TWO_WORKERS = """
-import sys
-from pathlib import Path
-
-import torch
-from torch import distributed
-
-from components.data.examples import read_ranker_examples
-from components.ranker.fitting import Schedule, fit, sample_rows
-from components.models.dlrm import Dlrm
-from components.models.ranker import Shape
-from components.ranker.ranker_artefact import write_weights
-
-distributed.init_process_group("gloo")
-torch.manual_seed(0)
-data = read_ranker_examples(Path(sys.argv[1]), "train")
-model = Dlrm(Shape(data.dense.shape[1], (61, 10, 6, 4)), hidden=8, dropout=0.0)
-model.fit_scale(sample_rows(data))
-fit(model, data, Schedule(1, 50, 1e-2, 0.1, 0.0, 0))
-if distributed.get_rank() == 0:
-    write_weights(Path(sys.argv[2]), model)
-distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_learn_the_same_as_one(shop: Path, tmp_path: Path) -> None:
-    """Lists of one length, shared evenly: the averaged gradients are those of the whole batch."""
-    (tmp_path / "train.py").write_text(TWO_WORKERS)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(tmp_path / "train.py", shop / "examples", tmp_path),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    torch.manual_seed(0)
-    data = read_ranker_examples(shop / "examples", "train")
-    model = Dlrm(SHAPE, hidden=8, dropout=0.0)
-    model.fit_scale(sample_rows(data))
-    fit(model, data, Schedule(1, 50, 1e-2, 0.1, 0.0, 0))
-    with np.load(tmp_path / "weights.npz") as together:
-        for name, weight in model.state_dict().items():
-            np.testing.assert_allclose(together[name], weight.numpy(), atol=1e-4, err_msg=name)

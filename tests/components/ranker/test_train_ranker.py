@@ -36,6 +36,7 @@ from components.ranker.train_ranker import (
     train_ranker,
 )
 from feature_repo.schema import DENSE_NAMES
+from tests.programs import run_python
 
 # What makes each of them small and quick here; a ranker without a line is trained as it usually is.
 SMALL: dict[str, dict[str, Any]] = {
@@ -217,6 +218,23 @@ def test_the_same_seed_gives_the_same_graph(teacher: Path, shop: Path, tmp_path:
     settings = {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
     train_ranker(shop / "examples", shop / "statistics", tmp_path / "again", "dlrm", {"dlrm": settings})
     assert read_ranker(tmp_path / "again").id == read_ranker(teacher).id
+
+
+@slow
+def test_two_processes_train_the_same_as_one(shop: Path, tmp_path: Path, few_repeats: None) -> None:
+    """Lists of one length, shared evenly: the averaged gradients are those of the whole batch."""
+    params = {"dlrm": {"epochs": 1, "batch_size": 50, "size": {"hidden": 8, "dropout": 0.0}}}
+    examples, statistics = shop / "examples", shop / "statistics"
+    run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "components.ranker.train_ranker", "--model", "dlrm", "--params", json.dumps(params)),
+        *("--ranker", tmp_path / "two", "--examples", examples, "--statistics", statistics),
+    )
+    train_ranker(examples, statistics, tmp_path / "one", "dlrm", params)
+    one, two = (read_ranker(tmp_path / name).weights() for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, weights in one.items():
+        np.testing.assert_allclose(two[name], weights, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(("model", "params"), [("dlmr", {}), ("dlrm", {"two_tower": {}})])
