@@ -55,7 +55,10 @@ Change = Callable[[dict[str, str]], object]
         (lambda t: alter(t, 3, version="9"), "line 3 of the history or line 4 was changed"),
         (lambda t: alter(t, 3, before=""), "line 2 of the history or line 3 was changed"),
         (lambda t: alter(t, 5, before="0" * 64), "line 4 of the history or line 5 was changed"),
-        (lambda t: [alter(t, number, before="") for number in range(1, 6)], "line 1 .* or line 2 was changed"),
+        (
+            lambda t: [alter(t, number, before="") for number in range(1, 6)],
+            "line 1 .* or line 2 was changed",
+        ),
     ],
 )
 def test_a_change_is_named(change: Change, named: str) -> None:
