@@ -350,17 +350,6 @@ def test_the_psi_may_come_from_the_caller() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_rows_take_seconds() -> None:
-    rng = np.random.default_rng(0)
-
-    def many() -> pd.DataFrame:
-        numbers = {f"feature_{n}": rng.normal(size=1_000_000).astype(np.float32) for n in range(8)}
-        return pd.DataFrame(numbers).assign(request=np.arange(1_000_000) // 20)
-
-    assert check_drift(many(), many(), "request").status == "ok"
-
-
-@pytest.mark.slow
 def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     events: Events, dataset: Callable[..., Path], bundle: Path, tmp_path: Path
 ) -> None:
