@@ -1,4 +1,4 @@
-"""Ten retrainings on purchases from shown lists: candidates stay as many, with exploration and without."""
+"""Ten retrainings on purchases from shown lists: candidates stay as many."""
 
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,7 @@ def week_of(
     return events.assign(event_type="purchase", quantity=1, price=price, discount=0.0), candidates, shown
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1], ids=["no trials", "a tenth explores"])
-def test_ten_retrainings_keep_the_candidates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
+def test_ten_retrainings_keep_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most a fifth is lost. Shoppers that buy favourites and shown items alone would lose a quarter."""
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)  # no latency matters here
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # LightGBM's threads would wait for each other
@@ -108,7 +105,6 @@ def test_ten_retrainings_keep_the_candidates(
     candidates, shown = list[float](), list[float]()
     for cycle in range(CYCLES + 1):
         recommender = retrain(tmp_path / str(cycle), events[events["at"] >= cut - WEEKS * WEEK], cut)
-        recommender.explores = share
         week, offered, seen = week_of(recommender, cut, rng)
         candidates.append(len(offered) / ITEMS)
         shown.append(len(seen) / ITEMS)
