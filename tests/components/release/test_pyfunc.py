@@ -10,23 +10,15 @@ import pytest
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.inspect.ask import evaluation_requests
-from serving.answer.recommender import open_recommender
 from serving.release.bundle import read_manifest
 from serving.release.golden import read_golden
-from serving.schemas import Recommendation, RequestBody, Response, parse_request
-from serving.stores.online_features import MemoryStore
+from serving.schemas import Recommendation, RequestBody, Response
 from tests.pipelines.cli.conftest import answered, reco
 from tests.pipelines.conftest import toy_home
-from tests.serving.conftest import build_bundle
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*Any type hint:UserWarning"),  # MLflow's of its own types
-]
-AT = "2017-12-05T18:30:00Z"
-LINES: list[dict[str, Any]] = [
-    {"basket": ["1000005"], "user_id": "u1", "at": AT, "k": 7, "request_id": "a"},
-    {"basket": [], "at": AT, "k": 10, "request_id": "b"},
 ]
 
 
@@ -56,6 +48,12 @@ def test_a_registered_champion_answers_as_the_command_does(
     mlflow.set_tracking_uri(uri)
     model = mlflow.pyfunc.load_model("models:/recommender@champion")
     assert model.input_example.to_dict("records") == [read_golden(toy_line / "evaluated")[0].request]
+    signature = model.metadata.signature
+    assert set(signature.inputs.input_names()) == set(RequestBody.__struct_fields__)
+    assert set(signature.outputs.input_names()) == set(Response.__struct_fields__)
+    [shown] = [column.type.dtype for column in signature.outputs if column.name == "items"]
+    assert {field.name for field in shown.properties} == set(Recommendation.__struct_fields__)
+    assert not list(registry.download(registry.version(version), tmp_path / "copy").glob("MLmodel"))
 
     asked = evaluation_requests(toy_line / "evaluated", 5)
     asked += [{name: value for name, value in asked[0].items() if name != "user_id"}]
@@ -72,34 +70,5 @@ def test_a_registered_champion_answers_as_the_command_does(
         assert answer == expected
     assert not any(answer["degraded"] for answer in answers)
     assert items(answers[0]) != items(answers[-1]), "the shopper's row was not read"
-
-
-def test_mlflow_loads_the_champion_and_answers_as_it_is_served(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import mlflow
-    import pandas as pd
-
-    monkeypatch.setenv("RECO_STORE_URL", "memory:")
-    bundle = build_bundle(tmp_path / "bundle")
-    asked = read_golden(bundle)[0].request
-    registry.point("champion", registry.add(bundle, {"bundle_id": "b1"}, {}, {}, example=asked))
-    mlflow.set_tracking_uri(registry.tracking_uri)
-    model = mlflow.pyfunc.load_model(f"models:/{registry.model_name}@champion")
-    recommender = open_recommender(bundle, MemoryStore())
-    expected = [
-        recommender.recommend(parse_request(line, now=0.0, default_id="x")).to_dict() for line in LINES
-    ]
-    answers = model.predict(pd.DataFrame(LINES))
-    assert [items(answer) for answer in answers] == [items(answer) for answer in expected]
-    assert [len(answer["items"]) for answer in answers] == [7, 10]
-    assert answers[0]["bundle_id"] == recommender.bundle.bundle_id
-    signature = model.metadata.signature
-    assert set(signature.inputs.input_names()) == set(RequestBody.__struct_fields__)
-    assert set(signature.outputs.input_names()) == set(Response.__struct_fields__)
-    [shown] = [column.type.dtype for column in signature.outputs if column.name == "items"]
-    assert {field.name for field in shown.properties} == set(Recommendation.__struct_fields__)
-    example = model.input_example
-    assert example.to_dict("records") == [asked]
-    assert model.predict(example)[0]["items"]
-    assert not list((registry.download(registry.version("1"), tmp_path / "copy")).glob("MLmodel"))
+    assert model.predict(model.input_example)[0]["items"]
+    assert len(model.predict(pd.DataFrame([{**asked[0], "k": 7}]))[0]["items"]) == 7
