@@ -1,4 +1,4 @@
-"""Lists, pairs and codes of the examples; test_point_in_time.py shows that none knows its own moment or later."""
+"""Lists, pairs and codes of the examples; that none knows its own moment: see test_point_in_time.py."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +33,25 @@ from tests.conftest import TOY_EXAMPLES
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
 
+Windows = tuple[module._Window, module._Window]
+
 
 @pytest.fixture(scope="module")
 def purchases() -> Purchases:
     return purchases_of(toy_dataset(users=12, weeks=28).events)
+
+
+@pytest.fixture(scope="module")
+def windows(purchases: Purchases) -> Windows:
+    """A window whose catalogue is smaller, and the one at the cut."""
+    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
+    seen = purchases.before(CUT)
+    vocabulary = fit_vocabulary(seen, items)
+    first = pd.Timestamp(seen.at[0], unit="s", tz="UTC") + pd.Timedelta(weeks=3)
+    final = module._Window(fit(seen, items, vocabulary, CUT), purchases.item_ids)
+    early = module._Window(fit(seen.before(first), items, vocabulary, first), purchases.item_ids, final.code)
+    assert len(early.statistics.item_ids) < len(final.statistics.item_ids)
+    return early, final
 
 
 def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
@@ -259,7 +274,9 @@ def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
     assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
 
 
-def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_items_are_not_in_the_query(
+    purchases: Purchases, windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries = []
 
     def retrieve(query: Query, *rest: Any) -> Any:
@@ -267,9 +284,7 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: py
         return retrieve_candidates(query, *rest)
 
     monkeypatch.setattr(module, "retrieve", retrieve)
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    seen = purchases.before(CUT)
-    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    seen, (_, window) = purchases.before(CUT), windows
     rng = np.random.default_rng(0)
     built = found = wanted = 0
     for basket in replay(seen):
@@ -289,10 +304,8 @@ def test_hidden_items_are_not_in_the_query(purchases: Purchases, monkeypatch: py
     assert 0.5 * wanted < found <= wanted, "most hidden items are candidates, and nothing else is a purchase"
 
 
-def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchases) -> None:
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    seen = purchases.before(CUT)
-    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchases, windows: Windows) -> None:
+    seen, (_, window) = purchases.before(CUT), windows
     basket = next(b for b in replay(seen) if len(b.history) > 50 and len(b.items) >= 6)
     visible = window.code[basket.items[1:]]
     query = Query(window.statistics, basket.at, visible, len(visible), window.user(basket))
@@ -321,11 +334,9 @@ def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchase
     assert often < 20, "nobody was shown anything: negatives are drawn"
 
 
-def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases) -> None:
+def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases, windows: Windows) -> None:
     """A checkout that asks after each scan shows a lot; the list must still look like what serving ranks."""
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    seen = purchases.before(CUT)
-    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+    seen, (_, window) = purchases.before(CUT), windows
     basket = next(b for b in replay(seen) if len(b.history) > 50 and len(b.items) >= 6)
     others = np.setdiff1d(np.arange(len(purchases.item_ids)), basket.items)
     shown = others[: len(others) // 2]
@@ -345,10 +356,8 @@ def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases) -> N
     assert left[1] > 10, "the other half is drawn from all"
 
 
-def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> None:
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    seen = purchases.before(CUT)
-    window = module._Window(fit(seen, items, fit_vocabulary(seen, items), CUT), purchases.item_ids)
+def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases, windows: Windows) -> None:
+    seen, (_, window) = purchases.before(CUT), windows
     rng = np.random.default_rng(0)
     sizes = set()
     for basket in replay(seen):
@@ -364,21 +373,8 @@ def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases) -> N
 # --------------------------------------------------------------------- what rankers see of the request
 
 
-@pytest.fixture(scope="module")
-def windows(purchases: Purchases) -> tuple[module._Window, module._Window]:
-    """A window whose catalogue is smaller, and the one at the cut."""
-    items = toy_dataset(users=12, weeks=28).items.set_index("item_id")
-    seen = purchases.before(CUT)
-    vocabulary = fit_vocabulary(seen, items)
-    first = pd.Timestamp(seen.at[0], unit="s", tz="UTC") + pd.Timedelta(weeks=3)
-    final = module._Window(fit(seen, items, vocabulary, CUT), purchases.item_ids)
-    early = module._Window(fit(seen.before(first), items, vocabulary, first), purchases.item_ids, final.code)
-    assert len(early.statistics.item_ids) < len(final.statistics.item_ids)
-    return early, final
-
-
 def test_a_code_means_the_same_item_in_every_window(
-    windows: tuple[module._Window, module._Window],
+    windows: Windows,
 ) -> None:
     early, final = windows
     assert early.input_code[0] == final.input_code[0] == 0
@@ -388,7 +384,7 @@ def test_a_code_means_the_same_item_in_every_window(
 
 
 def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
-    purchases: Purchases, windows: tuple[module._Window, module._Window]
+    purchases: Purchases, windows: Windows
 ) -> None:
     early, final = windows
     rng = np.random.default_rng(0)
@@ -409,9 +405,7 @@ def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
     assert seen > 50
 
 
-def test_a_stranger_has_no_history(
-    purchases: Purchases, windows: tuple[module._Window, module._Window]
-) -> None:
+def test_a_stranger_has_no_history(purchases: Purchases, windows: Windows) -> None:
     nobody = no_events(np.int64)
     basket = next(b for b in replay(purchases.before(CUT)) if len(b.items) > 5 and len(b.history))
     rng = np.random.default_rng(0)
@@ -423,9 +417,7 @@ def test_a_stranger_has_no_history(
     assert not one.history_weight.any()
 
 
-def test_lists_are_put_together_in_their_order(
-    purchases: Purchases, windows: tuple[module._Window, module._Window]
-) -> None:
+def test_lists_are_put_together_in_their_order(purchases: Purchases, windows: Windows) -> None:
     rng = np.random.default_rng(0)
     every = [
         module._ranker_list(
@@ -453,7 +445,7 @@ def test_no_lists_have_the_shapes_of_some() -> None:
 
 
 def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
-    purchases: Purchases, windows: tuple[module._Window, module._Window], tmp_path: Path
+    purchases: Purchases, windows: Windows, tmp_path: Path
 ) -> None:
     early, final = windows
     for name, window in (("early", early), ("final", final)):
