@@ -1,9 +1,10 @@
-"""A server of a test's own: one function handles each connection."""
+"""Servers of a test's own: one function handles each connection, or each GET."""
 
 import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 @contextlib.contextmanager
@@ -31,3 +32,27 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         accepting.join()
+
+
+@contextlib.contextmanager
+def http_answers(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """Answer each GET with the status and the body that `answer` returns for its path; give the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answer(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -3,9 +3,6 @@
 import shutil
 import socket
 import sqlite3
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,7 @@ from components.release.registry import (
     default_tracking_uri,
     is_own_place,
 )
-
-# MLflow uses a loader of SQLAlchemy that is going to be removed.
+from tests.chaos.listening import http_answers
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "a%2f", "../x", "a\x00b", "a" * 64, "-a", "a b"])
@@ -63,27 +59,11 @@ def test_what_is_no_url_is_named_without_its_password(uri: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-class Refusing(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(401)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def refusing() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_server_that_wants_credentials_says_which(refusing: str) -> None:
-    with pytest.raises(RegistryRefused, match="MLFLOW_TRACKING_TOKEN"):
+def test_a_server_that_wants_credentials_says_which() -> None:
+    with (
+        http_answers(lambda _: (401, b"")) as refusing,
+        pytest.raises(RegistryRefused, match="MLFLOW_TRACKING_TOKEN"),
+    ):
         Registry(refusing, "recommender")
 
 

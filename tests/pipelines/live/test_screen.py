@@ -2,9 +2,7 @@
 
 import io
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,43 +11,38 @@ from rich.console import Console
 from pipelines.live import screen as module
 from pipelines.live.screen import Screen, described
 from pipelines.live.supervisor import State
+from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
 
 BEFORE = {"full": 100, "cached": 0, "0.001": 60, "0.005": 100, "+Inf": 100}
 AFTER = {"full": 280, "cached": 20, "0.001": 90, "0.005": 299, "+Inf": 300}
 
 
-class Metrics(BaseHTTPRequestHandler):
-    looks = 0
+@pytest.fixture
+def looks() -> list[str]:
+    """The paths that were asked for."""
+    return []
 
-    def do_GET(self) -> None:
-        numbers = AFTER if Metrics.looks else BEFORE
-        Metrics.looks += 1
+
+@pytest.fixture
+def states(tmp_path: Path, looks: list[str]) -> Iterator[list[State]]:
+    """The states of a system that runs: an endpoint with metrics, a stream and a replay."""
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / "replay.log").write_text("5 of 9 messages\n7 of 9 messages, asked 3\n")
+    (tmp_path / "stream.json").write_text('{"events": 1234, "lag": 5}')
+
+    def metrics(path: str) -> tuple[int, bytes]:
+        numbers = AFTER if looks else BEFORE
+        looks.append(path)
         lines = ["# TYPE reco_responses counter", "# TYPE reco_answer_seconds histogram"]
         for name, number in numbers.items():
             label = f'rung="{name}",degraded_reason=""' if name.isalpha() else f'le="{name}"'
             metric = "reco_responses_total" if name.isalpha() else "reco_answer_seconds_bucket"
             lines.append(f"{metric}{{{label}}} {number}")
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write("\n".join(lines).encode() + b"\n")
+        return 200, "\n".join(lines).encode() + b"\n"
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def states(tmp_path: Path) -> Iterator[list[State]]:
-    """The states of a system that runs: an endpoint with metrics, a stream and a replay."""
-    Metrics.looks = 0
-    (tmp_path / "up").mkdir()
-    (tmp_path / "up" / "replay.log").write_text("5 of 9 messages\n7 of 9 messages, asked 3\n")
-    (tmp_path / "stream.json").write_text('{"events": 1234, "lag": 5}')
-    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with http_answers(metrics) as url:
         yield [State("endpoint", url, 1, "ok"), State("stream", "topic", 2, "ok"), State("replay", "toy", 3)]
-        server.shutdown()
 
 
 def test_figures_are_those_since_the_last_look(tmp_path: Path, states: list[State]) -> None:
@@ -87,13 +80,17 @@ def test_a_terminal_gets_one_screen_and_what_is_said_above_it(tmp_path: Path, st
 
 
 def test_a_file_gets_lines(
-    tmp_path: Path, states: list[State], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    states: list[State],
+    looks: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(module, "LINE_S", 0.01)
     with Screen(tmp_path, as_json=True) as screen:
         screen.show(states)
         screen.say("ready")
-        eventually(lambda: Metrics.looks >= 3)
+        eventually(lambda: len(looks) >= 3)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = {kind: [line for line in lines if line["event"] == kind] for kind in ("parts", "said", "figures")}
     assert [part["name"] for part in kinds["parts"][0]["parts"]] == ["endpoint", "stream", "replay"]

@@ -1,6 +1,5 @@
 """`reco up`: its parts, their settings and checks; with a real store and a real broker."""
 
-import http.server
 import json
 import os
 import signal
@@ -8,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from pipelines.live.supervisor import Part, State, Supervisor
 from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check, used_by
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
+from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
@@ -140,28 +139,10 @@ def test_a_port_in_use_is_reported_with_its_option(tmp_path: Path, option: str) 
 # ---------------------------------------------------------------------------------------------- checks
 
 
-@pytest.fixture
-def healthy() -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/healthz" else 404)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_the_endpoint_is_asked_for_its_health(healthy: str) -> None:
-    assert answers(f"{healthy}/healthz") == ""
-    assert "Not Found" in answers(f"{healthy}/elsewhere")
+def test_the_endpoint_is_asked_for_its_health() -> None:
+    with http_answers(lambda path: (200 if path == "/healthz" else 404, b"")) as healthy:
+        assert answers(f"{healthy}/healthz") == ""
+        assert "Not Found" in answers(f"{healthy}/elsewhere")
     assert "refused" in answers("http://127.0.0.1:1/healthz")
 
 

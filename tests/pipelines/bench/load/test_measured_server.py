@@ -1,9 +1,7 @@
 """A command that prints its ready line -> processor time and memory of its processes."""
 
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from pipelines.bench.load.measured_server import Events, MeasuredServer, processes_of, started
 from serving.settings import Settings
+from tests.chaos.listening import http_answers
 
 BUSY = """
 import subprocess, sys, time
@@ -58,26 +57,11 @@ def test_samples_are_read_by_metric_and_label() -> None:
         b"# TYPE reco_other_total counter\nreco_other_total 7.0\n"
     )
 
-    class Metrics(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *what: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Metrics) as http:
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
+    with http_answers(lambda path: (200, text) if path == "/metrics" else (404, b"")) as url:
         process: Any = None
-        server = MeasuredServer(process, {"http": f"http://127.0.0.1:{http.server_port}"})
-        try:
-            found = server.samples("reco_looks_total")
-            nothing = server.samples("reco_nothing_total")
-        finally:
-            http.shutdown()
-            thread.join()
+        server = MeasuredServer(process, {"http": url})
+        found = server.samples("reco_looks_total")
+        nothing = server.samples("reco_nothing_total")
     assert found == {("process", "hit"): 3.0, ("redis", "miss"): 1.0}
     assert nothing == {}
 
