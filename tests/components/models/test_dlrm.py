@@ -32,13 +32,6 @@ def test_interactions_are_the_dot_products_of_each_pair(model: Dlrm) -> None:
     torch.testing.assert_close(model.logits(of(dense, codes)), expected)
 
 
-def test_lists_and_rows_score_the_same(model: Dlrm) -> None:
-    dense, codes = torch.rand(6, 4), torch.randint(0, 2, (6, 4))
-    flat = model.logits(of(dense, codes))
-    listed = model.logits(of(dense.view(2, 3, 4), codes.view(2, 3, 4)))
-    torch.testing.assert_close(listed, flat.view(2, 3))
-
-
 @pytest.mark.parametrize("items", [False, True])
 def test_items_have_a_table_only_when_asked_for(items: bool) -> None:
     torch.manual_seed(0)
