@@ -342,13 +342,6 @@ def test_the_alarm_carries_the_reason() -> None:
             raise_alert(*verdicts)
 
 
-def test_the_psi_may_come_from_the_caller() -> None:
-    comparisons = compare([TablePair(frame(seed=1), frame())])
-    names = [comparison.row.name for comparison in comparisons]
-    assert judge(comparisons, dict.fromkeys(names, 5.0)).status == "drifted"
-    assert judge([replace(c) for c in comparisons]).status == "ok"
-
-
 @pytest.mark.slow
 def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     events: Events, dataset: Callable[..., Path], bundle: Path, tmp_path: Path

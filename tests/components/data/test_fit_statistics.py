@@ -1,13 +1,11 @@
 """Statistics of eight baskets, counted by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from components.data.fit_statistics import MOST_REPEATS, fit, fit_vocabulary, purchases_of
-from feature_repo.statistics import Statistics, read_statistics, read_vocabulary, write_statistics
+from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
 
 CUT = pd.Timestamp("2024-06-01", tz="UTC")
@@ -100,22 +98,6 @@ def test_an_empty_catalogue_names_the_remedy() -> None:
     seen = purchases_of(events([("a", "ann", "bread", 3)])).before(CUT)
     with pytest.raises(ValueError, match="no item has 5 purchases"):
         fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT)
-
-
-def test_written_and_read_back(fitted: Statistics, tmp_path: Path) -> None:
-    write_statistics(tmp_path, fitted, {"type": ["", "loaf"]})
-    again = read_statistics(tmp_path)
-    for name, array in vars(fitted).items():
-        if isinstance(array, np.ndarray):
-            np.testing.assert_array_equal(getattr(again, name), array)
-    assert read_vocabulary(tmp_path) == {"type": ["", "loaf"]}
-
-
-def test_arrays_of_different_lengths_are_refused(fitted: Statistics, tmp_path: Path) -> None:
-    write_statistics(tmp_path, fitted, {})
-    np.save(tmp_path / "price.npy", np.zeros(9, np.float32))
-    with pytest.raises(ValueError, match=r"price.npy holds float32 of the shape \(9,\)"):
-        read_statistics(tmp_path)
 
 
 def test_a_steady_buyer_counts_ten_times_in_any_four_weeks() -> None:

@@ -113,17 +113,6 @@ def test_a_row_is_the_fold_of_strictly_earlier_events(
         assert found.get(user, pack(no_events(), user)) == row_before(world, user, at)
 
 
-def test_a_planted_later_basket_changes_no_row(tmp_path: Path) -> None:
-    world, at = shop(), START + 10 * WEEK_S
-    before = rows_at(tmp_path, world, at)
-    planted = [
-        ("at", "0", at, ("0", "1")),
-        ("after", "1", at + 1, ("0", "1")),
-        ("new", "stranger", at, ("0",)),
-    ]
-    assert rows_at(tmp_path, [*world, *planted], at) == before
-
-
 def test_a_basket_just_before_the_moment_is_in_the_row(tmp_path: Path) -> None:
     world, at = shop(), START + 10 * WEEK_S
     rows = rows_at(tmp_path, [*world, ("before", "0", at - 1, ("0", "1"))], at)
@@ -193,15 +182,6 @@ def test_the_archive_holds_every_event_also_those_after_the_cut(tmp_path: Path) 
     pd.testing.assert_frame_equal(found[EVENT_SCHEMA.names], expected[EVENT_SCHEMA.names])
     assert pc.max(archive["at"]).as_py().timestamp() > CUT
     assert [file.name for file in (tmp_path / "features" / EVENTS).iterdir()] == [BASE]
-
-
-def test_a_row_never_knows_its_own_moment(tmp_path: Path) -> None:
-    world = [*shop(), *((f"own{after}", "0", CUT + after, ("0",)) for after in (-1, 0, 1))]
-    materialized(tmp_path, world)
-    for row in view(tmp_path, USER_VIEW).to_pylist():
-        assert unpack(row[HISTORY]).at.max() < CUT
-    [own] = [row for row in view(tmp_path, USER_VIEW).to_pylist() if row["user_id"] == "0"]
-    assert unpack(own[HISTORY]).at[-1] == CUT - 1
 
 
 def test_scalars_agree_with_the_row_they_stand_beside(tmp_path: Path) -> None:

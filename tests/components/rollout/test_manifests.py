@@ -52,19 +52,6 @@ def test_a_slot_is_filled_with_a_log_of_its_own_and_then_the_ordinary_one(cluste
     assert len(container["env"]) == len(found["spec"]["predictor"]["containers"][0]["env"])
 
 
-def test_an_abort_parks_the_canary_and_the_end_the_old_slot(cluster: ToyCluster) -> None:
-    for state, slot in (("abort", "green"), ("settle", "blue")):
-        found = cluster.slot(slot)
-        found["metadata"]["annotations"]["serving.kserve.io/stop"] = "false"
-        other = {"green": "blue", "blue": "green"}[slot]
-        parked = {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}}
-        assert slot_changes(found, replace(RECORD, state=state), slot) == parked
-        assert (
-            slot_changes(cluster.slot(other), replace(RECORD, state=state), other).get("metadata") is None
-            or state == "settle"
-        )
-
-
 def deployment(found: dict[str, Any], **status: Any) -> dict[str, Any]:
     template = {"spec": {"containers": copy.deepcopy(found["spec"]["predictor"]["containers"])}}
     whole = {"observedGeneration": 3, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}

@@ -60,6 +60,7 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         (["run", "--resume", "nothing"], "none yet: start one with `reco --home "),
         (["run", "--data", "toy", "--param", "ranker_params.epochs"], "ranker_params.epochs"),
         (["run", "--data", "toy", "--param", "ranker_parms.epochs=1"], "did you mean 'ranker_params'"),
+        (["run", "--data", "toy", "--param", "epochs=3"], "has no parameter 'epochs'"),
         (["run", "--resume", "last", "--data", "complete-journey"], "--data means nothing with --resume"),
         (["run", "--resume", "last", "--train-until", "2024-01-01"], "--train-until means nothing"),
         (["run", "--resume", "last", "--fast"], "--fast means nothing"),

@@ -20,7 +20,6 @@ from pipelines.run.launch import (
     dataset_of,
     newest_data,
     retrain,
-    start_training,
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
@@ -128,24 +127,6 @@ def test_a_run_that_failed_in_a_step_starts_the_cool_down(
     outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert (outcome["started"], outcome["promoted"]) == (True, False)
     assert (drifted / "retrain.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"data": ""}, "--data is empty"),
-        ({"data": "toi"}, "did you mean 'toy'"),
-        ({"data": "toy", "train_until": "tomorrow"}, "'tomorrow' is no date"),
-        ({"data": "toy", "epochs": 3}, "has no parameter 'epochs'"),
-    ],
-    ids=lambda value: str(value),
-)
-def test_arguments_are_checked_before_anything_starts(
-    tmp_path: Path, given: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ArgumentsInvalid, match=says):
-        start_training(tmp_path / "home", given, "full", "", sys.stderr)
-    assert not (tmp_path / "home").exists()
 
 
 def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

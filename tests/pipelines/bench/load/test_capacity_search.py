@@ -52,20 +52,6 @@ def test_the_search_ends_for_a_server_that_holds_no_rate_or_any_rate() -> None:
     assert all(probe.rate >= LOWEST for probe in search(lambda rate: queue(0.0, rate), 100.0).probes)
 
 
-def test_searches_take_turns() -> None:
-    searches = {capacity: search_capacity(10.0) for capacity in (50.0, 400.0)}
-    rates = {capacity: next(search) for capacity, search in searches.items()}
-    found = {}
-    while searches:
-        for capacity in list(searches):
-            try:
-                rates[capacity] = searches[capacity].send(queue(capacity, rates[capacity]))
-            except StopIteration as end:
-                found[capacity] = end.value.rate
-                del searches[capacity]
-    assert all(capacity / (1 + PRECISION) <= rate <= capacity for capacity, rate in found.items())
-
-
 def test_refused_late_and_degraded_requests_are_not_in_time() -> None:
     probe = Probe.of(5.0, {"requests": 10, "good": 6, "ms": {"p50": 2.0, "p99": None, "max": 9.0}})
     assert probe == Probe(5.0, 0.6, 2.0, 9.0), "a short run shows its maximum"

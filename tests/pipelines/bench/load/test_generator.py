@@ -23,7 +23,7 @@ from pipelines.bench.load.generator import (
     load_generator,
     open_loop,
 )
-from pipelines.bench.report import PERCENTILES, percentiles
+from pipelines.bench.report import PERCENTILES
 
 Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]  # a body -> status and body
 HeadAnswer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]  # a body and its head, in lower case
@@ -223,17 +223,6 @@ def test_without_a_server_all_requests_count_as_unanswered() -> None:
     assert load.summary(1e6)["unanswered"] == 20
     one_by_one = replace(PLAN, url=url, rate=0, connections=1, seconds=20, requests=20, warm_up=0)
     assert ask(one_by_one, b"a").summary(1e6)["unanswered"] == 20
-
-
-def test_percentiles_are_values_that_occurred() -> None:
-    found = percentiles(np.arange(1.0, 1_001.0))
-    assert found == {
-        **{"p50": 501.0, "p90": 901.0, "p95": 951.0, "p99": 991.0, "p99_9": 1000.0, "p99_99": None},
-        **{"mean": 500.5, "max": 1000.0},
-    }
-    assert percentiles(np.array([7.0]))["p50"] == 7.0
-    assert percentiles(np.array([7.0]))["p90"] is None
-    assert set(percentiles(np.array([])).values()) == {None}
 
 
 def test_goodput_counts_over_the_time_in_which_answers_were_due() -> None:
