@@ -308,17 +308,16 @@ def loaded_by(module: str, **environment: str) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "may_load"),
-    [("serving.answer.recommender", set()), ("serving.schemas", set()), ("pipelines.cli.shell", set())],
+    [
+        ("serving.answer.recommender", set()),
+        ("serving.schemas", set()),
+        ("pipelines.cli.shell", set()),
+        ("serving.api.transformer", {"kserve", "pandas"}),  # kserve itself brings pandas
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_light_module_stays_light(module: str, may_load: set[str]) -> None:
     assert not loaded_by(module) & (set(HEAVY) - may_load)
-
-
-@pytest.mark.slow
-def test_the_endpoint_loads_nothing_of_the_training_side() -> None:
-    """kserve itself brings pandas; feast, torch and the others would cost seconds and hundreds of MB."""
-    assert not loaded_by("serving.api.transformer") & (set(HEAVY) - {"kserve", "pandas"})
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.test_architecture import declared
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
@@ -30,19 +31,10 @@ def pins(lock: str) -> dict[str, str]:
     return rows
 
 
-def asked(*extras: str) -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [
-        *project["dependencies"],
-        *(line for extra in extras for line in project["optional-dependencies"][extra]),
-    ]
-    names = {re.split(r"[\[<>=;~! ]", line)[0].lower().replace("_", "-") for line in lines}
-    return names - {"checkout-recommender"}
-
-
 def test_the_locks_pin_each_dependency() -> None:
-    assert asked("cpu", "train", "stream", "trace", "dev") - {"torch"} <= pins("dev.lock").keys()
-    assert asked("cpu", "trace") <= pins("endpoint.lock").keys()
+    everything = declared("cpu", "train", "stream", "trace", "dev")
+    assert everything - {"torch", "checkout-recommender"} <= pins("dev.lock").keys()
+    assert declared("cpu", "trace") <= pins("endpoint.lock").keys()
     assert "rfc3987-syntax" not in pins("dev.lock")  # see `make lock`
     torch = (ROOT / "requirements" / "torch.txt").read_text(encoding="utf-8")
     assert re.search(r"(?m)^torch==\d", torch)
