@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,16 @@ from feature_repo.events import read_dataset
 from feature_repo.facts import Fact
 from feature_repo.stream.archive import EVENTS, last_versions, read_archive, streamed_name, write_segment
 from feature_repo.stream.erasure import FILE, Forgotten
-from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.kafka import KafkaSettings
 from feature_repo.stream.messages import events_table, parse_event
 from feature_repo.stream.online_rows import OnlineRows
-from feature_repo.stream.replay_events import encode
-from feature_repo.stream.stream import Stream
+from pipelines.bench.load.waiting import wait_for
 from serving.prediction_log import PredictionLog, Record, read_log
 from serving.release.champion import Champion, write_champion
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
+from tests.feature_repo.stream.test_stream import produce, streaming
 
 USER, LONGER = "user-000", "user-0007"  # of which the first is the beginning
 NOW = 1.75e9  # the user's last event in these homes; everything lies before the test's own clock
@@ -323,22 +322,20 @@ forget_user(Settings(home=Path(sys.argv[1]), log_segment_s=0.2), sys.stdin.read(
 @pytest.mark.slow
 def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> None:
     """What was done stays done, nothing is damaged, and the tombstone was there first."""
-    before = others(home)
+    before, lock = others(home), home / "forget.lock"
     stops = 0
     for delay_s in (0.0, 0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 0.9):
         with subprocess.Popen([sys.executable, "-c", FORGET, str(home)], stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             process.stdin.write(USER.encode())
             process.stdin.close()
-            until(
-                lambda: (home / "forget.lock").exists() and (home / "forget.lock").stat().st_size, "the start"
-            )
+            wait_for(lambda: lock.exists() and lock.stat().st_size > 0, "the start")
             time.sleep(delay_s)
             process.send_signal(signal.SIGKILL)
             stops += process.wait() == -signal.SIGKILL
         assert Forgotten.load(home).until(USER) is not None or found(home, USER)
         assert others(home) == before
-        (home / "forget.lock").write_text("")
+        lock.write_text("")
     assert stops > 3
     assert forget_user(settings_of(home), USER).exit_code == 0
     for file in home.rglob(".*.part"):  # they go once no process can be writing them
@@ -348,86 +345,48 @@ def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> Non
     assert others(home) == before
 
 
-def until(true: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, f"waited 60 s for {what}"
-        time.sleep(0.02)
-
-
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("valkey")[0]) if request.param == "redis" else ""
 
 
-@pytest.fixture
-def streaming(broker: Any) -> Callable[..., Any]:
-    @contextmanager
-    def start(home: Path, url: str) -> Iterator[Stream]:
-        """Run a stream in a thread until the block ends."""
-        stop = threading.Event()
-        with quiet_feast():
-            rows = OnlineRows(lambda: open_feature_store(home, url))
-            stream = Stream(home, rows, KafkaSettings(bootstrap=broker.bootstrap))
-            thread = threading.Thread(target=stream.run, args=(stop,))
-            thread.start()
-            try:
-                yield stream
-            finally:
-                stop.set()
-                thread.join(60)
-        assert not thread.is_alive()
-
-    return start
-
-
-def produce(broker: Any, events: list[tuple[str, bytes]]) -> None:
-    from confluent_kafka import Producer
-
-    settings = KafkaSettings(bootstrap=broker.bootstrap)
-    producer = Producer(client_config(settings))
-    for user, value in events:
-        producer.produce(settings.events_topic, value, user)
-    assert producer.flush(60) == 0
-
-
 @pytest.mark.slow
 def test_a_running_stream_brings_nothing_back_and_takes_new_events(
-    broker: Any, url: str, streaming: Any, tmp_path: Path, toy_line: Path
+    broker: Any, url: str, tmp_path: Path, toy_line: Path
 ) -> None:
-    home = tmp_path / "streamed"
+    home, kafka = tmp_path / "streamed", KafkaSettings(bootstrap=broker.bootstrap)
     events = read_dataset(toy_line / "dataset").events
     chosen = events[events["user_id"].isin([USER, "user-001"])].reset_index(drop=True)
     own = int((chosen["user_id"] == USER).sum())
-    with streaming(home, url) as stream:
-        produce(broker, [*encode(chosen)])
-        until(lambda: stream.counts.events == len(chosen), "the events")
+    with quiet_feast(), streaming(home, url, kafka) as stream:
+        produce(kafka, chosen)
+        wait_for(lambda: stream.counts.events == len(chosen), "the events")
         settings = settings_of(home, store_url=url)
-        while_busy = producing(broker, [*encode(chosen)])  # again, while the user is being forgotten
+        while_busy = producing(kafka, chosen)  # again, while the user is being forgotten
         report = forget_user(settings, USER)
         while_busy()
         assert places(report)["online store"][0] > 10
         assert report.exit_code == 0
-        until(lambda: stream.counts.events + stream.counts.forgotten == 2 * len(chosen), "the repetition")
-        produce(broker, [*encode(chosen)])
-        until(lambda: stream.counts.events + stream.counts.forgotten == 3 * len(chosen), "the next one")
+        wait_for(lambda: stream.counts.events + stream.counts.forgotten == 2 * len(chosen), "the repetition")
+        produce(kafka, chosen)
+        wait_for(lambda: stream.counts.events + stream.counts.forgotten == 3 * len(chosen), "the next one")
         assert own <= stream.counts.forgotten <= 2 * own
         new = (
             chosen[chosen["user_id"] == USER]
             .iloc[:1]
             .assign(event_id="new", basket_id="new", at=pd.Timestamp.now("UTC").as_unit("us"))
         )
-        produce(broker, [*encode(new)])
+        produce(kafka, new)
         archive = home / "offline_store" / EVENTS
-        until(lambda: read_archive(archive, [USER])["event_id"].to_pylist() == ["new"], "the new event")
+        wait_for(lambda: read_archive(archive, [USER])["event_id"].to_pylist() == ["new"], "the new event")
         rows = OnlineRows(lambda: open_feature_store(home, url)).get([USER, "user-001"])
         assert len(rows[USER]) == 1
         assert len(rows["user-001"]) == len(chosen) - own
         assert set(read_archive(archive)["user_id"].to_pylist()) == {USER, "user-001"}
 
 
-def producing(broker: Any, events: list[tuple[str, bytes]]) -> Callable[[], None]:
-    thread = threading.Thread(target=produce, args=(broker, events))
+def producing(kafka: KafkaSettings, events: pd.DataFrame) -> Callable[[], None]:
+    thread = threading.Thread(target=produce, args=(kafka, events))
     thread.start()
     return thread.join
 
@@ -435,10 +394,10 @@ def producing(broker: Any, events: list[tuple[str, bytes]]) -> Callable[[], None
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_stream_that_starts_again_goes_on_behind_a_forgotten_event(
-    broker: Any, url: str, streaming: Any, tmp_path: Path, toy_line: Path
+    broker: Any, url: str, tmp_path: Path, toy_line: Path
 ) -> None:
     """The partition's last event was the user's: it is gone, and the log is still known as the same."""
-    home = tmp_path / "streamed"
+    home, kafka = tmp_path / "streamed", KafkaSettings(bootstrap=broker.bootstrap)
     archive = home / "offline_store" / EVENTS
     events = read_dataset(toy_line / "dataset").events
     # librdkafka's own partitioner: the checksum of the key.
@@ -449,15 +408,15 @@ def test_a_stream_that_starts_again_goes_on_behind_a_forgotten_event(
     )
     one, other = (events[events["user_id"] == user] for user in (neighbour, USER))
     both = pd.concat([one, other], ignore_index=True)
-    with streaming(home, url) as first:
-        produce(broker, [*encode(both)])
-        until(lambda: len(read_archive(archive)) == len(both), "the archive")
+    with quiet_feast(), streaming(home, url, kafka) as first:
+        produce(kafka, both)
+        wait_for(lambda: len(read_archive(archive)) == len(both), "the archive")
         assert first.counts.events == len(both)
     assert len(last_versions(archive)) == 1
     forget_user(settings_of(home), USER)
     assert [*last_versions(archive).values()] == [len(one) - 1]
-    with streaming(home, url) as second:
-        produce(broker, [*encode(both)])
-        until(lambda: second.counts.forgotten == len(other), "the events again")
+    with quiet_feast(), streaming(home, url, kafka) as second:
+        produce(kafka, both)
+        wait_for(lambda: second.counts.forgotten == len(other), "the events again")
         assert {*second._generation.values()} == {0}  # the log is the one that it was
     assert read_archive(archive)["user_id"].to_pylist() == [neighbour] * len(one)

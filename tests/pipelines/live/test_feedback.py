@@ -49,7 +49,7 @@ def messages(settings: KafkaSettings, expected: int) -> list[tuple[Any, ...]]:
             found.extend(one for one in reader.consume(100, 0.1) if not one.error())
             return len(found) >= expected
 
-        eventually(is_complete, 60)
+        eventually(is_complete)
     return sorted((parse_event(one.key(), one.value(), AT) for one in found), key=lambda event: event[4])
 
 

@@ -2,10 +2,8 @@
 
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +12,7 @@ from components.rollout import NAMESPACE
 from pipelines.live.cluster_api import Document, Objects
 from pipelines.live.slots import Slots, new_cluster
 from serving.settings import Settings
+from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
 # Ready at once, unless its bundle is called `broken`.
@@ -39,17 +38,9 @@ def objects(tmp_path: Path) -> Iterator[Objects]:
         return (sys.executable, "-c", ENDPOINT)
 
     slots = Slots(objects, Settings(tmp_path, drain_s=0.0, grace_s=0.0), tmp_path / "logs", launch)
-    wait(lambda: len(objects.list("pods")) == 1)
+    eventually(lambda: len(objects.list("pods")) == 1)
     yield objects
     slots.close()
-
-
-def wait(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 60.0
-    while not (found := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return found
 
 
 def fill(objects: Objects, source: str, stop: str = "false") -> None:
@@ -75,31 +66,33 @@ def pods(objects: Objects) -> list[Document]:
 def test_a_slot_is_filled_changed_and_parked(objects: Objects) -> None:
     assert pods(objects) == []
     fill(objects, "file:///store/b2")
-    wait(lambda: is_available(objects) and pods(objects))
+    eventually(lambda: is_available(objects) and pods(objects))
     [first] = pods(objects)
     fill(objects, "file:///store/b3")
-    wait(lambda: [one["metadata"]["name"] for one in pods(objects)] not in ([], [first["metadata"]["name"]]))
-    found = wait(lambda: is_available(objects) and deployment(objects))
+    eventually(
+        lambda: [one["metadata"]["name"] for one in pods(objects)] not in ([], [first["metadata"]["name"]])
+    )
+    found = eventually(lambda: is_available(objects) and deployment(objects))
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2
     fill(objects, "file:///store/b3", stop="true")
-    wait(lambda: not pods(objects) and not deployment(objects))
+    eventually(lambda: not pods(objects) and not deployment(objects))
 
 
 def test_a_process_that_does_not_start_ends_the_rollout_with_its_last_words(objects: Objects) -> None:
     fill(objects, "file:///store/broken")
-    found = wait(lambda: deployment(objects).get("status", {}).get("conditions"))
+    found = eventually(lambda: deployment(objects).get("status", {}).get("conditions"))
     assert found == [{"type": "Progressing", "status": "False", "message": "golden request 3 is wrong"}]
     assert pods(objects) == []
 
 
 def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> None:
     fill(objects, "file:///store/b2")
-    [pod] = wait(lambda: pods(objects))
+    [pod] = eventually(lambda: pods(objects))
     port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
     ours = psutil.Process().children(recursive=True)
     [process] = [one for one in ours if any(c.laddr.port == port for c in one.connections("tcp"))]
     process.send_signal(signal.SIGKILL)
-    restarted = wait(
+    restarted = eventually(
         lambda: [p for p in pods(objects) if p["status"]["containerStatuses"][0]["restartCount"]]
     )
     assert restarted[0]["metadata"]["name"] != pod["metadata"]["name"]

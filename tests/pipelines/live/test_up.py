@@ -231,18 +231,12 @@ def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
         thread = threading.Thread(target=supervisor.run)
         thread.start()
         try:
-            until(lambda: "all parts are ready" in said)
+            eventually(lambda: "all parts are ready" in said)
             meanwhile()
         finally:
             supervisor.stop()
             thread.join(30)
         assert not thread.is_alive()
-
-    def until(what: Any) -> None:
-        end = time.monotonic() + 30
-        while not what():
-            assert time.monotonic() < end, (said, shown)
-            time.sleep(0.05)
 
     def lives() -> None:
         assert {state.health for state in shown.values()} == {"ok"}
@@ -251,7 +245,7 @@ def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
         topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
         assert {"checkout.events", "checkout.facts", "checkout.dead-letter"} <= set(topics)
         os.kill(shown["broker"].pid or 0, signal.SIGKILL)
-        until(lambda: shown["broker"].restarts == 1 and shown["broker"].health == "ok")
+        eventually(lambda: shown["broker"].restarts == 1 and shown["broker"].health == "ok")
         # The broker in memory lost its topics; the health check made them again.
         topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
         assert "checkout.events" in topics

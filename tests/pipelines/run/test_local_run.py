@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from pipelines.run.graph import Spec, WiringChanged
 from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
 from pipelines.run.runs import Run, find_run, list_runs, new_run
 from pipelines.run.step_process import StepProcess
+from tests.chaos.procs import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
 
@@ -278,13 +277,13 @@ def test_a_stopped_run_leaves_no_process_and_can_be_resumed(
         [sys.executable, "go.py", str(home)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     # The processes of a run: itself, that of the step, and KFP's executor in it.
-    assert until(lambda: statuses(home)[-1:] == ["running"] and len(processes(home)) >= 3)
+    eventually(lambda: statuses(home)[-1:] == ["running"] and len(processes(home)) >= 3, 120)
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     if number != signal.SIGKILL:
         again = f"reco --home {home} run --resume {find_run(home, 'last').run_id}"
         assert f"stopped; go on with: {again}" in said
-    assert until(lambda: not processes(home))
+    eventually(lambda: not processes(home), 120)
     run = find_run(home, "last")
     assert run.status == "stopped"
     assert statuses(home) == ["done", "done", "stopped"]
@@ -295,13 +294,6 @@ def test_a_stopped_run_leaves_no_process_and_can_be_resumed(
 
 def statuses(home: Path) -> list[str]:
     return [step.status for run in list_runs(home) for step in run.steps]
-
-
-def until(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 120
-    while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
 
 
 def processes(home: Path) -> list[str]:
