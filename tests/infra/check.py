@@ -1,4 +1,4 @@
-"""`make infra`: every check of images, manifests, Terraform and workflows whose tool is installed.
+"""`make infra`: every check of images, manifests, Terraform and alerts whose tool is installed.
 
 A missing tool is named together with its check. A check with skipped tests has not passed: it is named with
 their reason. The exit code is 1 if a check fails.
@@ -16,11 +16,6 @@ ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-ra", "-n", "0", "-m", "slow or not slow"]
 # What is checked, the program that it needs, and the command.
 CHECKS: list[tuple[str, str, list[str]]] = [
-    (
-        "Dockerfiles",
-        "hadolint",
-        ["hadolint", *map(str, sorted((ROOT / "infra/images").glob("*.Dockerfile")))],
-    ),
     ("manifests: schemas and rules", "kubectl", [*PYTEST, "tests/infra/test_manifests.py"]),
     ("manifests of a release", "kubectl", [*PYTEST, "tests/infra/test_release_manifests.py"]),
     ("manifest of a training job", "sh", [*PYTEST, "tests/infra/test_training_manifest.py"]),
@@ -36,11 +31,9 @@ CHECKS: list[tuple[str, str, list[str]]] = [
         "checkov",
         ["checkov", "--quiet", "--compact", "--config-file", "infra/terraform/.checkov.yaml"],
     ),
-    ("workflows: security", "zizmor", ["zizmor", "--offline", ".github/workflows"]),
-    ("workflows: syntax", "actionlint", ["actionlint"]),
     ("alerts: rules that fire, and only then", "promtool", [*PYTEST, "tests/monitoring/test_alerting.py"]),
     ("alerts: who is paged", "amtool", ["amtool", "check-config", "infra/monitoring/alertmanager.yml"]),
-    ("images: files, users, compiled loops", "sh", [*PYTEST, "tests/infra/test_images.py"]),
+    ("images: hadolint, files, users, compiled loops", "sh", [*PYTEST, "tests/infra/test_images.py"]),
     (
         "images: built, started, asked",
         "buildah",

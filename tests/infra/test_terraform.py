@@ -42,13 +42,6 @@ def initialised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_file_is_formatted() -> None:
-    if shutil.which("terraform") is None:
-        pytest.skip("terraform is not installed")
-    done = terraform(TERRAFORM, "fmt", "-check", "-recursive", "-diff")
-    assert done.returncode == 0, done.stdout
-
-
 def test_its_own_tests_pass(initialised: Path) -> None:
     assert terraform(initialised, "validate", "-no-color").returncode == 0
     done = terraform(initialised, "test", "-no-color")
