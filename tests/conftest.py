@@ -224,6 +224,16 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return line
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
+    from components.release.registry import Registry
+
+    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    Registry(f"sqlite:///{database}", "recommender").versions()
+    return database
+
+
 @pytest.fixture
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """An empty Valkey of the test's own, Redis in all but name: its URL and its process."""

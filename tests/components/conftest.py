@@ -23,14 +23,6 @@ SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purch
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
-    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    Registry(f"sqlite:///{database}", "recommender").versions()
-    return database
-
-
 @pytest.fixture
 def home(migrated: Path, tmp_path: Path) -> Path:
     home = tmp_path / "state"
@@ -192,6 +184,29 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     write_statistics(root / "statistics", Statistics(**numbers), vocabulary)
     return root
+
+
+def write_opinion(file: Path, column: int, slope: float) -> None:
+    """Write a ranker whose logit is one dense feature times a slope."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["dense", "column"], ["feature"], axis=1),
+            helper.make_node("Mul", ["feature", "slope"], ["logit"]),
+            helper.make_node("Sigmoid", ["logit"], ["score"]),
+        ],
+        "opinion",
+        [helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", len(DENSE_NAMES)])],
+        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
+        [
+            helper.make_tensor("column", TensorProto.INT64, [], [column]),
+            helper.make_tensor("slope", TensorProto.FLOAT, [], [slope]),
+        ],
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), file)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
 from components.hyper_parameters import StudentParams
@@ -23,9 +21,7 @@ from components.ranker.ranker_artefact import (
     read_ranker,
 )
 from components.ranker.scoring import OnnxRanker, logit
-from feature_repo.schema import DENSE_NAMES
-
-SIGNAL = DENSE_NAMES.index("together_sum")
+from tests.components.conftest import SIGNAL, write_opinion
 
 
 @pytest.fixture
@@ -33,24 +29,9 @@ def opinionated(tmp_path: Path) -> Callable[..., RankerArtefact]:
     """Make a teacher whose logit is one feature times a slope."""
 
     def make(name: str, column: int, slope: float) -> RankerArtefact:
-        graph = helper.make_graph(
-            [
-                helper.make_node("Gather", ["dense", "column"], ["feature"], axis=1),
-                helper.make_node("Mul", ["feature", "slope"], ["logit"]),
-                helper.make_node("Sigmoid", ["logit"], ["score"]),
-            ],
-            name,
-            [helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", len(DENSE_NAMES)])],
-            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
-            [
-                helper.make_tensor("column", TensorProto.INT64, [], [column]),
-                helper.make_tensor("slope", TensorProto.FLOAT, [], [slope]),
-            ],
-        )
         place = tmp_path / name
         begin_ranker(place)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-        onnx.save(model, place / GRAPH)
+        write_opinion(place / GRAPH, column, slope)
         finish_ranker(place, [], step="train_ranker", parents=[], model=name, cost={"total_cpu_seconds": 1.0})
         return read_ranker(place)
 

@@ -6,42 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from components.data.examples import RankerExamples
 from components.ranker.certificate import check
 from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import Cost, RankerArtefact, finish_ranker, graph_id, read_ranker
 from components.ranker.scoring import OnnxRanker
-from feature_repo.schema import DENSE_NAMES
+from tests.components.conftest import SIGNAL, write_opinion
 
 COST = {"seconds": 1.0, "cpu_seconds": 2.0, "total_cpu_seconds": 3.0}
 
 
-def sigmoid_of_signal(file: Path, factor: float) -> Path:
-    """Write a ranker whose score is the logistic of `factor` times the feature that decides the purchase."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    weight = np.zeros((len(DENSE_NAMES), 1), np.float32)
-    weight[DENSE_NAMES.index("together_sum")] = factor
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["dense", "weight"], ["wide"]),
-            helper.make_node("Sigmoid", ["wide"], ["rows"]),
-            helper.make_node("Reshape", ["rows", "flat"], ["score"]),
-        ],
-        "first",
-        [helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", len(DENSE_NAMES)])],
-        [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
-        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array([-1]), "flat")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), file)
-    return file
-
-
 def parent_of(path: Path, lists: RankerExamples) -> Parent:
     """Write a finished ranker with one certificate and return it as a parent."""
-    sigmoid_of_signal(path / "ranker.onnx", 0.5)
+    write_opinion(path / "ranker.onnx", SIGNAL, 0.5)
     fields = {"model": "dlrm", "step": "train_ranker", "parents": [], "params": {"epochs": 2}, "cost": COST}
     finish_ranker(path, [{"step": "train_ranker"}], **fields)
     return Parent(read_ranker(path), lists)
@@ -55,7 +33,7 @@ def test_a_copy_is_its_parent_and_another_graph_is_not(
     np.testing.assert_array_equal(parent.scores, OnnxRanker(parent.artefact.graph).scores(lists))
     found = []
     for name, factor in (("same", 0.5), ("reversed", -0.5)):
-        sigmoid_of_signal(tmp_path / name / "ranker.onnx", factor)
+        write_opinion(tmp_path / name / "ranker.onnx", SIGNAL, factor)
         found.append(parent.certify("prune_ranker", "prune", tmp_path / name, note=name))
     same, reversed_ = found
     assert same["parents"] == reversed_["parents"] == [parent.artefact.id]

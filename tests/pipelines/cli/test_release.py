@@ -15,14 +15,6 @@ from tests.pipelines.cli.conftest import reco
 from tests.serving.signed import sealed, write_keys
 
 
-@pytest.fixture(scope="module")
-def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
-    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    Registry(f"sqlite:///{database}", "checkout-recommender").versions()
-    return database
-
-
 @pytest.mark.parametrize(
     "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"], ["history"]], ids=" ".join
 )
@@ -57,9 +49,9 @@ def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_release_commands_keep_the_exit_codes(
-    tmp_path: Path, empty_registry: Path, arguments: list[str], code: int, says: str
+    tmp_path: Path, migrated: Path, arguments: list[str], code: int, says: str
 ) -> None:
-    shutil.copyfile(empty_registry, tmp_path / "mlflow.db")
+    shutil.copyfile(migrated, tmp_path / "mlflow.db")
     done = reco(tmp_path, *arguments)
     assert done.exit_code == code, done.output
     assert says in done.output
@@ -67,8 +59,8 @@ def test_release_commands_keep_the_exit_codes(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, empty_registry: Path) -> None:
-    shutil.copyfile(empty_registry, tmp_path / "mlflow.db")
+def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path) -> None:
+    shutil.copyfile(migrated, tmp_path / "mlflow.db")
     (tmp_path / "bundle").mkdir()
     measured = {"child": 0.25, "ratio": 0.998}
     trained = {"step": "train_ranker", "model": "dcn_v2", "id": "a" * 16, "parents": [], "bytes": 4_000}
@@ -129,11 +121,11 @@ def test_a_bundle_is_signed_and_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_version_is_signed_in_the_registry(tmp_path: Path, empty_registry: Path) -> None:
+def test_a_version_is_signed_in_the_registry(tmp_path: Path, migrated: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
     home = tmp_path / "home"
     home.mkdir()
-    shutil.copyfile(empty_registry, home / "mlflow.db")
+    shutil.copyfile(migrated, home / "mlflow.db")
     registry = Registry(default_tracking_uri(home), "checkout-recommender")
     bundle = sealed(tmp_path / "bundle")
     registry.add(bundle, {"bundle_id": str(read_manifest(bundle)["bundle_id"])}, {}, {})

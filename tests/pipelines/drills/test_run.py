@@ -207,15 +207,6 @@ def test_drills_of_one_system_share_it() -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, toy_line: Path) -> Path:
-    home = tmp_path / "home"
-    (home / "bundles").mkdir(parents=True)
-    (home / "bundles" / "toy").symlink_to(toy_line / "evaluated")
-    write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
-    return home
-
-
-@pytest.fixture
 def carried_out(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The drills that the command would carry out, and their result."""
     given: dict[str, Any] = {"passed": True}
