@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 def eventually(condition: Callable[[], Found], seconds: float = 60.0) -> Found:
-    """Wait until the condition holds and return what it found; fail when it does not."""
+    """Wait until the condition holds and return its value; fail when it does not."""
     began = time.monotonic()
     while not (found := condition()):
         if time.monotonic() - began > seconds:

@@ -1,4 +1,4 @@
-"""A graph that answers otherwise than its model is refused; what a ranker is traced with."""
+"""A graph that answers otherwise than its model is refused; the inputs that trace a ranker."""
 
 from collections.abc import Callable
 from pathlib import Path
