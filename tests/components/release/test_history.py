@@ -55,10 +55,7 @@ Change = Callable[[dict[str, str]], object]
         (lambda t: alter(t, 3, version="9"), "line 3 of the history or line 4 was changed"),
         (lambda t: alter(t, 3, before=""), "line 2 of the history or line 3 was changed"),
         (lambda t: alter(t, 5, before="0" * 64), "line 4 of the history or line 5 was changed"),
-        (
-            lambda t: [alter(t, number, before="") for number in range(1, 6)],
-            "line 1 .* or line 2 was changed",
-        ),
+        (lambda t: without_hashes(t), "line 1 of the history or line 2 was changed"),
     ],
 )
 def test_a_change_is_named(change: Change, named: str) -> None:
@@ -76,6 +73,11 @@ def swap(written: dict[str, str], one: int, other: int) -> None:
 def alter(written: dict[str, str], number: int, **fields: str) -> None:
     key = f"promotion.{number:06d}"
     written[key] = json.dumps({**json.loads(written[key]), **fields})
+
+
+def without_hashes(written: dict[str, str]) -> None:
+    for number in range(1, 6):
+        alter(written, number, before="")
 
 
 @given(st.integers(1, 5), st.sampled_from(["action", "version", "bundle_id", "previous", "at"]))

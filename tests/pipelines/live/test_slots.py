@@ -72,7 +72,7 @@ def test_a_slot_is_filled_changed_and_parked(objects: Objects) -> None:
     eventually(
         lambda: [one["metadata"]["name"] for one in pods(objects)] not in ([], [first["metadata"]["name"]])
     )
-    found = eventually(lambda: is_available(objects) and deployment(objects))
+    found = eventually(lambda: deployment(objects) if is_available(objects) else {})
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2
     fill(objects, "file:///store/b3", stop="true")
     eventually(lambda: not pods(objects) and not deployment(objects))
