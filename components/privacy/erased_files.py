@@ -166,7 +166,11 @@ def _identity(file: Path) -> tuple[int, int, int]:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    """Return the lines; `str.splitlines` would also split at U+2028, which a refused row may hold."""
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="\n") as lines:
+        return [line.removesuffix("\n") for line in lines]
 
 
 def _is_of(refused: dict[str, object], user_id: str) -> bool:

@@ -33,7 +33,8 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
             found |= {name: manifest[name] for name in COUNTS}
         except TooManyRefused as error:  # no row is valid
             found["rows"], refused_rows = 0, error.quarantine
-        refused = [json.loads(line) for line in refused_rows.read_text(encoding="utf-8").splitlines()]
+        with refused_rows.open(encoding="utf-8") as lines:
+            refused = [json.loads(line) for line in lines]
     share = len(refused) / (found["rows"] + len(refused))
     return {
         "data": data,

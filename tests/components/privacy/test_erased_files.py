@@ -18,7 +18,7 @@ from components.privacy.erased_files import (
     erase_rows,
     names_user,
 )
-from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.events import Dataset, read_dataset, write_dataset, write_quarantine
 from feature_repo.stream.erasure import microseconds
 from feature_repo.toy_shop import toy_dataset
 
@@ -137,6 +137,23 @@ def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     assert erase_lines(file, "12", dry_run=True) == erase_lines(file, "12") == 2
     assert [json.loads(line) for line in file.read_text().splitlines()] == [lines[1], lines[3]]
     assert erase_lines(file, "12") == 0
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_refused_row_may_hold_a_character_that_breaks_lines(tmp_path: Path, mark: str) -> None:
+    """JSON leaves these characters as they are; Python's `splitlines` takes them for the end of a line."""
+    data = toy_dataset(users=3, weeks=6)
+    refused = pd.DataFrame(
+        {"row": [1, 2], "reason": "bad", "user_id": ["user-001", "user-002"], "item_id": f"mi{mark}lk"}
+    )
+    dataset = tmp_path / "dataset"
+    write_dataset(dataset, data, refused)
+    file = write_quarantine(tmp_path, refused)
+    assert erase_lines(file, "user-001") == 1
+    own = int((data.events["user_id"] == "user-001").sum())
+    assert erase_dataset(dataset, "user-001", LATE) == own + 1
+    for left in (file, dataset / "quarantine.jsonl"):
+        assert json.loads(left.read_text())["item_id"] == f"mi{mark}lk"
 
 
 def test_a_user_in_a_bundle_is_found_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.inspect.check_data import inspect_data
 from tests.pipelines.cli.conftest import reco
 
 HEADER = "user_id,basket_id,item_id,at,quantity"
@@ -51,6 +52,13 @@ def test_refused_rows_have_the_number_of_their_line(shop: Path, tmp_path: Path) 
     assert [row["row"] for row in refused] == [3, 4]
     line = (shop / "events.csv").read_text().splitlines()[refused[0]["row"] - 1]
     assert line == "u1,b,i,2024-01-02,-3"
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_refused_row_may_hold_a_character_that_breaks_lines(shop: Path, mark: str) -> None:
+    write(shop, *DAYS, f"u1,b,mi{mark}lk,2024-01-02,1")
+    [row] = inspect_data(str(shop))["refused"]
+    assert (row["row"], row["item_id"]) == (86, f"mi{mark}lk")
 
 
 def test_a_folder_without_a_valid_row_is_reported_like_any_other(shop: Path, tmp_path: Path) -> None:
