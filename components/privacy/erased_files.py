@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import replaced, write_file
-from feature_repo.events import OPTIONAL_TABLES, Dataset, EventsInvalid, read_dataset, write_dataset
+from feature_repo.events import OPTIONAL_TABLES, Dataset, read_dataset, write_dataset
 from serving.release.golden import FILE as GOLDEN
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
@@ -74,12 +74,11 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     """Take a user's rows out of a checked data set and seal it again; return their number.
 
     A data set without other users is removed.
+
+    Raises:
+        EventsInvalid: it is half written or damaged, and was not changed.
     """
-    try:
-        data = read_dataset(folder, OPTIONAL_TABLES)
-    except EventsInvalid:  # half written or damaged: no reader will use it, but the rows are there
-        tables = [*folder.glob("*.parquet")]
-        return sum(erase_rows(file, user_id, until, dry_run) for file in tables)
+    data = read_dataset(folder, OPTIONAL_TABLES)
     at = pd.Timestamp(until, unit="us", tz="UTC")
     kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
     users = data.users

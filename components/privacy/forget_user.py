@@ -36,7 +36,7 @@ from components.privacy.erased_files import (
     names_user,
 )
 from components.privacy.erased_stores import erase_coupons, erase_row
-from feature_repo.events import CLOCK_SKEW
+from feature_repo.events import CLOCK_SKEW, EventsInvalid
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.snapshots import USER_VIEW
 from feature_repo.stream.archive import EVENTS
@@ -276,10 +276,12 @@ class _Erasure:
             for left in self.home.glob(".feast-*"):  # of a publication that was killed
                 if is_stale(left):
                     shutil.rmtree(left, ignore_errors=True)
-        checked = [*datasets(self.home)]
-        done = {*checked, *bundles(self.home), self.settings.prediction_log_dir}
+        count, done = 0, {*bundles(self.home), self.settings.prediction_log_dir}
         done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
-        count = sum(erase_dataset(one, self.user_id, self.until, self.dry_run) for one in checked)
+        for folder in [*datasets(self.home)]:
+            with contextlib.suppress(EventsInvalid):  # a damaged one goes file by file, below
+                count += erase_dataset(folder, self.user_id, self.until, self.dry_run)
+                done.add(folder)
         count += sum(self._rows(file) for file in self._loose("*.parquet", done))
         quarantines = self._loose("quarantine.jsonl", done)
         return count + sum(erase_lines(file, self.user_id, self.dry_run) for file in quarantines)

@@ -124,12 +124,6 @@ def test_a_data_set_without_other_users_goes(tmp_path: Path) -> None:
     assert not (tmp_path / "dataset").exists()
 
 
-def test_a_damaged_data_set_loses_its_rows_all_the_same(dataset: Path) -> None:
-    (dataset / "manifest.json").write_text("{")
-    assert erase_dataset(dataset, "user-001", LATE) > 1
-    assert "user-001" not in pq.read_table(dataset / "events.parquet")["user_id"].to_pylist()
-
-
 def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     file = tmp_path / "quarantine.jsonl"
     lines = [{"user_id": "12.0"}, {"user_id": "120"}, {"user_id": None, "text": "12,x"}, {"text": "b,121,x"}]

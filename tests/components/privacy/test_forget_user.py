@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from zlib import crc32
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -108,7 +110,8 @@ def found(home: Path, user: str) -> set[str]:
     for file in (one for one in home.rglob("*") if one.is_file()):
         texts = [file.read_bytes()]
         if file.suffix == ".parquet":
-            texts += [json.dumps(pq.ParquetFile(file).read().to_pylist(), default=str).encode()]
+            with suppress(pa.ArrowInvalid):  # a damaged one
+                texts += [json.dumps(pq.ParquetFile(file).read().to_pylist(), default=str).encode()]
         if any(exact.search(text) for text in texts):
             files.add(str(file.relative_to(home)))
     return files
@@ -256,6 +259,26 @@ def test_a_damaged_file_is_named_and_the_rest_is_done(home: Path) -> None:
     [place] = [place for place in report.places if place.place == "damaged files"]
     assert (place.state, "offline_store/old/copy.parquet" in place.note) == (REMAINS, True)
     assert places(report)["runs and data sets"][0] > 390
+
+
+@pytest.mark.parametrize("damaged", ["manifest.json", "items.parquet", "events.parquet"])
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut short", "missing"])
+def test_a_damaged_data_set_loses_its_rows_file_by_file(home: Path, damaged: str, is_cut: bool) -> None:
+    """Its refused rows too; a table that cannot be read is named, and the rest is done."""
+    folder = home / RUN / "ingest-events" / "dataset"
+    refused = [{"row": n, "user_id": user} for n, user in enumerate((USER, LONGER))]
+    (folder / "quarantine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in refused))
+    file = folder / damaged
+    content = file.read_bytes()
+    file.unlink()
+    if is_cut:
+        file.write_bytes(content[: len(content) // 2])
+    report = forget_user(settings_of(home), USER)
+    assert found(folder, USER) <= {damaged}
+    assert found(folder, LONGER) == {"quarantine.jsonl"}
+    names = [place.note for place in report.places if place.place == "damaged files"]
+    unreadable = is_cut and file.suffix == ".parquet"
+    assert [str(file.relative_to(home)) in name for name in names] == [True] * unreadable
 
 
 def test_a_damaged_archive_and_state_of_the_stream_hold_nothing_up(home: Path) -> None:
