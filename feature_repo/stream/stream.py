@@ -119,6 +119,7 @@ class Stream:
     def _run(self, stop: threading.Event, on_ready: Callable[[], None] | None) -> None:
         self._stop = stop
         self._insist(self._beat, stop)
+        self._report()
         self._consumer.subscribe(
             [self._settings.events_topic], on_assign=self._assigned, on_revoke=self._revoked
         )
@@ -148,6 +149,7 @@ class Stream:
             self._beat_at = now
             self._forget()
             self._insist(self._beat, stop)
+            self._report()
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -340,21 +342,32 @@ class Stream:
         return stamp(self._home, "online_store.json")
 
     def _beat(self) -> None:
-        """Write the heartbeat: for the endpoint into the online store, for people into `stream.json`."""
+        """Write the heartbeat into the online store, for the endpoint."""
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
         if name is not None and (name != self._name or silent_s < SILENT_S):
             self._rows.beat(time.time() - silent_s, name)  # the time up to which rows are complete
             self._name = name
+
+    def _report(self) -> None:
+        """Write the state into `stream.json`, for people: a disk that is full is not the store that is away.
+
+        Raises:
+            OSError: naming the file.
+        """
+        file = self._home / "stream.json"
         state = {
             "updated_at": time.time(),
             "pid": os.getpid(),
             "newest_event_at": self._newest,
             "lag": self._lag(),
-            "broker_silent_s": round(silent_s, 1),
+            "broker_silent_s": round(time.monotonic() - self._answered_at, 1),
             **vars(self.counts),
         }
-        write_file(self._home / "stream.json", json.dumps(state))
+        try:
+            write_file(file, json.dumps(state))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from error
 
     def _look_after_rows(self) -> bytes | None:
         """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.

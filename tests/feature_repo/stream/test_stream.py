@@ -252,6 +252,21 @@ def test_stream_json_reports_the_state(
     assert abs(report["updated_at"] - time.time()) < WAIT_S
 
 
+def test_a_state_that_cannot_be_written_ends_the_stream(
+    broker: Any, valkey: tuple[str, Any], tmp_path: Path
+) -> None:
+    """A full disk is no store that is away: to try again would stop the folding, with a fresh heartbeat."""
+    (tmp_path / "stream.json").mkdir()
+    rows = OnlineRows(lambda: open_feature_store(tmp_path, valkey[0]))
+    stream, stop = Stream(tmp_path, rows, KafkaSettings(bootstrap=broker.bootstrap)), threading.Event()
+    patience = threading.Timer(WAIT_S, stop.set)
+    patience.start()
+    with pytest.raises(OSError, match=r"Is a directory.*stream\.json"):
+        stream.run(stop)
+    patience.cancel()
+    assert stream.counts.store_failures == 0
+
+
 def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
     broker: Any,
     tmp_path: Path,
