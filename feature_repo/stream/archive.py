@@ -143,16 +143,18 @@ def streamed_name(partition: int, first: int, last: int) -> str:
     return f"stream-{partition:05d}-{first:020d}-{last:020d}.parquet"
 
 
-def last_versions(archive: Path) -> dict[int, int]:
-    """Return the newest version in the archive of each partition with events.
+def last_events(archive: Path) -> dict[int, tuple[int, str]]:
+    """Return version and id of the newest event in the archive of each partition with events.
 
     A segment may hold fewer versions than its name says: their users may have been forgotten since.
     """
-    newest: dict[int, int] = {}
+    newest: dict[int, tuple[int, str]] = {}
     for file, (partition, _, last) in _streamed(archive):
-        known = newest.get(partition, BATCH)
-        if last > known and len(versions := _read(file, columns=["version"])["version"]):
-            newest[partition] = max(pc.max(versions).as_py(), known)
+        known = newest.get(partition, (BATCH, ""))
+        if last > known[0] and len(events := _read(file, columns=["version", "event_id"])):
+            version = pc.max(events["version"])
+            event_id = events["event_id"][pc.index(events["version"], version).as_py()]
+            newest[partition] = max(known, (version.as_py(), event_id.as_py()))
     return newest
 
 
@@ -161,18 +163,6 @@ def streamed_users(archive: Path, partitions: Collection[int]) -> set[str]:
     files = [file for file, (partition, *_) in _streamed(archive) if partition in partitions]
     columns = [_read(file, columns=["user_id"])["user_id"] for file in files]
     return {user for column in columns for user in pc.unique(column).to_pylist()}
-
-
-def event_of(archive: Path, partition: int, version: int) -> str:
-    """Return the id of a partition's event with a version from `last_versions`."""
-    holds = [
-        file
-        for file, (own, first, last) in _streamed(archive)
-        if own == partition and first <= version <= last
-    ]
-    at = pc.field("version") == version
-    found = [_read(file, columns=["event_id"], filters=at)["event_id"].to_pylist() for file in holds]
-    return next(ids[0] for ids in found if ids)
 
 
 def merge_segments(archive: Path, partition: int, most: int = MOST_SEGMENTS) -> None:

@@ -36,8 +36,7 @@ from feature_repo.aggregates import BATCH, UserEvents, fold, no_events
 from feature_repo.atomic_files import write_file
 from feature_repo.stream.archive import (
     EVENTS,
-    event_of,
-    last_versions,
+    last_events,
     merge_segments,
     read_archive,
     rows_of,
@@ -256,17 +255,17 @@ class Stream:
                 raise
 
     def _resume(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        newest = last_versions(self._archive)
+        newest = last_events(self._archive)
         places = self._answer(lambda: consumer.committed(partitions, timeout=LATE_S))
         committed = {one.partition: one.offset for one in places}
         self._began = {}
         for place in partitions:
             self._began[place.partition] = max(committed[place.partition], 0)
-            version = newest.get(place.partition, BATCH)
+            version, event_id = newest.get(place.partition, (BATCH, ""))
             if version < 0:
                 continue
             generation, offset = version >> OFFSET_BITS, version & ((1 << OFFSET_BITS) - 1)
-            if self._is_at(place, offset, event_of(self._archive, place.partition, version)):
+            if self._is_at(place, offset, event_id):
                 if committed[place.partition] < 0:
                     place.offset = offset + 1  # the broker lost the group's position, not the messages
                     self._began[place.partition] = place.offset

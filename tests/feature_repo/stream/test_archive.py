@@ -30,8 +30,7 @@ from feature_repo.stream.archive import (
     ARCHIVE_SCHEMA,
     BASE,
     ArchiveDamaged,
-    event_of,
-    last_versions,
+    last_events,
     lines_of,
     merge_segments,
     read_archive,
@@ -144,7 +143,7 @@ def test_a_damaged_segment_is_named_with_the_remedy(tmp_path: Path) -> None:
     segment = tmp_path / streamed_name(0, 0, 9)
     segment.write_bytes(b"half a segment")
     message = f"{segment.name} cannot be read .*: restore it from a backup"
-    for read in (lambda: read_archive(tmp_path), lambda: last_versions(tmp_path)):
+    for read in (lambda: read_archive(tmp_path), lambda: last_events(tmp_path)):
         with pytest.raises(ArchiveDamaged, match=message):
             read()
 
@@ -176,10 +175,9 @@ def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Pa
         events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
         events = events if held else ARCHIVE_SCHEMA.empty_table()
         write_segment(tmp_path, events, streamed_name(partition, first, first + 1))
-    assert last_versions(tmp_path) == {0: 4}
-    assert event_of(tmp_path, 0, 4) == "0-4"
+    assert last_events(tmp_path) == {0: (4, "0-4")}
     merge_segments(tmp_path, 0, most=1)
-    assert last_versions(tmp_path) == {0: 4}
+    assert last_events(tmp_path) == {0: (4, "0-4")}
     assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
 
 

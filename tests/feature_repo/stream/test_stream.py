@@ -25,7 +25,14 @@ from components.data.feast_store import open_feature_store
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.snapshots import HEARTBEAT, user_table
-from feature_repo.stream.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
+from feature_repo.stream.archive import (
+    ARCHIVE_SCHEMA,
+    EVENTS,
+    read_archive,
+    rows_of,
+    streamed_name,
+    write_segment,
+)
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.online_rows import OnlineRows
@@ -315,6 +322,30 @@ def test_a_stop_while_the_store_is_away_is_reported_once(
     [error] = failed
     assert "stopped while the online store could not be used" in str(error)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
+
+
+def test_users_who_are_forgotten_during_an_assignment_end_no_stream(
+    broker: Any,
+    valkey: tuple[str, Any],
+    tmp_path: Path,
+    events: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    produce(settings, events.iloc[:200])
+    with streaming(tmp_path, url, settings) as stream:
+        until(lambda: stream.counts.events == 200, "the first events")
+    answer, archive = Stream._answer, tmp_path / "offline_store" / EVENTS
+
+    def meanwhile(stream: Stream, ask: Callable[[], Any]) -> Any:
+        for segment in archive.glob("stream-*.parquet"):
+            write_segment(archive, ARCHIVE_SCHEMA.empty_table(), segment.name)
+        return answer(stream, ask)
+
+    monkeypatch.setattr(Stream, "_answer", meanwhile)
+    produce(settings, events.iloc[200:300])
+    with streaming(tmp_path, url, settings) as stream:
+        until(lambda: stream.counts.events == 100, "the other events")
 
 
 def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
