@@ -23,7 +23,7 @@ def replaced(
 
     Args:
         file: the file to replace or to create; its folder is created if it is missing.
-        durable: wait until the content is on disk, so that it survives a power cut.
+        durable: wait until content and name are on disk, so that it survives a power cut.
         private: only the owner may read the file.
         suffix: the end of the temporary name, for a writer that insists on an extension.
     """
@@ -38,6 +38,12 @@ def replaced(
             with part.open("rb+") as stream:
                 os.fsync(stream.fileno())
         part.replace(file)
+        if durable:
+            folder = os.open(file.parent, os.O_RDONLY)  # the new name is content of the folder
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException:
         part.unlink(missing_ok=True)
         raise

@@ -73,22 +73,22 @@ def test_a_private_file_does_not_reuse_the_file_of_a_killed_process(tmp_path: Pa
     assert (tmp_path / "up.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_durable_file_is_on_disk_before_it_is_renamed(
+def test_a_durable_file_is_on_disk_before_it_is_renamed_and_its_name_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced = list[bytes]()
+    synced = list[tuple[bytes | Path, bool]]()
     file = tmp_path / "champion.json"
 
     def fsync(descriptor: int) -> None:
-        assert not file.exists()
-        synced.append(os.pread(descriptor, 100, 0))
+        is_folder = os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+        synced.append((tmp_path if is_folder else os.pread(descriptor, 100, 0), file.exists()))
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_file(file, "new", durable=True)
-    assert synced == [b"new"]
+    assert synced == [(b"new", False), (tmp_path, True)]
     file.unlink()
     write_file(file, "newer")
-    assert synced == [b"new"]
+    assert len(synced) == 2
 
 
 def test_a_reader_sees_whole_files_only(tmp_path: Path) -> None:
