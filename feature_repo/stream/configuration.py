@@ -263,7 +263,7 @@ def _message(
     value = _plain(first["input"])
     place = variable
     if variable not in given:
-        is_stored = variable in stored and stored[variable] == value
+        is_stored = variable in stored and stored[variable] is first["input"]  # NaN differs from itself
         place = f"{name} in {file}" if is_stored else f"{variable} in {DOTENV_FILE}"
     why = str(first.get("ctx", {}).get("error", ""))
     shown = repr(value)

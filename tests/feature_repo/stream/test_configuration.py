@@ -67,6 +67,17 @@ def test_an_invalid_value_is_named(environ: dict[str, str], message: str) -> Non
         read(environ)
 
 
+def test_an_invalid_value_is_named_with_its_own_file(folder: Path) -> None:
+    (folder / "reco.toml").write_text("[kitchen]\nheat = nan\nplates = 70001\n")
+    with pytest.raises(KitchenInvalid, match=r"^plates in reco\.toml is 70001;"):
+        read({})
+    with pytest.raises(KitchenInvalid, match=r"^heat in reco\.toml is nan;"):
+        read({}, only=("heat",))
+    (folder / ".env").write_text("KITCHEN_HEAT=nan\n")
+    with pytest.raises(KitchenInvalid, match=r"^KITCHEN_HEAT in \.env is 'nan';"):
+        read({}, only=("heat",))
+
+
 def test_files_are_found_unless_they_are_switched_off(folder: Path) -> None:
     assert not has_files({})
     (folder / ".env").write_text("")
