@@ -276,7 +276,8 @@ def _table_file(path: Path, name: str) -> Path | None:
 def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a file's rows, and those of its lines that have too many or too few fields.
 
-    Both are numbered as people count them: the lines of a CSV file with its header, the rows of Parquet.
+    Both are numbered as people count them: the rows of Parquet from 1, those of a CSV file from 2, behind the
+    header. So a CSV file's number is its line, unless an empty line or a line break in quotes comes before.
     """
     readers = {".parquet": _read_parquet, ".csv": _read_csv}
     if file.suffix not in readers:
