@@ -1,7 +1,7 @@
 """CONTRACT the event: the definition of a purchase in this project, its check, and the data set on disk.
 
-A data set is a directory: `events.parquet` (each event once), `items.parquet`, optional `users`,
-`promotions` and `coupons`, the refused rows in `quarantine.jsonl`, and `manifest.json`.
+A data set is a directory: `events.parquet` (each event once), `items.parquet`, the refused rows in
+`quarantine.jsonl`, and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,12 @@ EVENT_TYPES = ("purchase", "impression", "click")
 REQUIRED = ("user_id", "basket_id", "item_id", "at")
 IDS = ("user_id", "basket_id", "item_id")
 ITEM_COLUMNS = ("item_id", "department", "category", "type", "brand", "manufacturer")
-OPTIONAL_TABLES = ("users", "promotions", "coupons")
 MAX_QUANTITY = 1_000_000
 MAX_PRICE = 1e9
 FIRST_TIME = pd.Timestamp(0, tz="UTC")
 CLOCK_SKEW = timedelta(days=1)  # how far ahead of now an event may lie
-_FILES = {
-    "manifest.json",
-    "quarantine.jsonl",
-    *(f"{n}.parquet" for n in ("events", "items", *OPTIONAL_TABLES)),
-}
+_FILES = {"manifest.json", "quarantine.jsonl", "events.parquet", "items.parquet"}
+_FORMER_FILES = {"users.parquet", "promotions.parquet", "coupons.parquet"}  # an older version wrote them
 
 
 class EventsInvalid(RecoError, ValueError):
@@ -67,9 +63,6 @@ class Dataset:
     events: pd.DataFrame
     items: pd.DataFrame
     manifest: dict[str, Any] = field(default_factory=dict)
-    users: pd.DataFrame | None = None
-    promotions: pd.DataFrame | pa.Table | None = None  # millions of rows: Arrow on the way to the disk
-    coupons: pd.DataFrame | None = None
 
 
 # ------------------------------------------------------------------------------------ raw rows -> columns
@@ -334,11 +327,9 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
     part.mkdir(parents=True)
     events = dataset.events
     table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-    _write_table(table, part / "events.parquet")
-    _write_table(dataset.items, part / "items.parquet")
-    for name in OPTIONAL_TABLES:
-        if (optional := getattr(dataset, name)) is not None:
-            _write_table(optional, part / f"{name}.parquet")
+    items = pa.Table.from_pandas(dataset.items, preserve_index=False)
+    pq.write_table(table, part / "events.parquet", compression="zstd")
+    pq.write_table(items, part / "items.parquet", compression="zstd")
     write_quarantine(part, quarantine if quarantine is not None else pd.DataFrame())
     files = {file.name: _sha256(file) for file in sorted(part.iterdir())}
     manifest = {
@@ -374,7 +365,7 @@ def check_target(path: Path) -> None:
     if not path.exists():
         return
     found = {file.name for file in path.iterdir()} if path.is_dir() else {path.name}
-    if path.is_dir() and (not found or ("manifest.json" in found and found <= _FILES)):
+    if path.is_dir() and (not found or ("manifest.json" in found and found <= _FILES | _FORMER_FILES)):
         return
     strangers = ", ".join(sorted(found - _FILES or found)[:3])
     raise EventsInvalid(
@@ -400,12 +391,8 @@ def _as_text(column: pd.Series) -> pd.Series:
     return column.astype(object).map(str, na_action="ignore")  # JSON has no infinity and no time
 
 
-def read_dataset(path: Path, also: Collection[str] = ()) -> Dataset:
+def read_dataset(path: Path) -> Dataset:
     """Return a data set that `write_dataset` wrote.
-
-    Args:
-        path: its directory.
-        also: which of `users`, `promotions` and `coupons` to read too; a missing table is None.
 
     Raises:
         EventsInvalid: there is no data set, or a file differs from its hash in the manifest.
@@ -425,21 +412,13 @@ def read_dataset(path: Path, also: Collection[str] = ()) -> Dataset:
             raise EventsInvalid(
                 f"{path / name} is missing or was changed after it was written: ingest it again"
             )
-    tables = {name: pd.read_parquet(path / f"{name}.parquet") for name in also if f"{name}.parquet" in files}
-    return Dataset(
-        pd.read_parquet(path / "events.parquet"), pd.read_parquet(path / "items.parquet"), manifest, **tables
-    )
+    events, items = (pd.read_parquet(path / f"{name}.parquet") for name in ("events", "items"))
+    return Dataset(events, items, manifest)
 
 
 def iso(at: pd.Timestamp) -> str:
     """Return a time as ISO 8601 in UTC."""
     return str(at.tz_convert("UTC").isoformat()).replace("+00:00", "Z")
-
-
-def _write_table(table: pd.DataFrame | pa.Table, file: Path) -> None:
-    if isinstance(table, pd.DataFrame):
-        table = pa.Table.from_pandas(table, preserve_index=False)
-    pq.write_table(table, file, compression="zstd")
 
 
 def _sha256(file: Path) -> str:

@@ -24,7 +24,6 @@ from feature_repo.events import (
     Dataset,
     EventsInvalid,
     as_ids,
-    as_times,
     check_events,
     check_names,
     check_target,
@@ -45,12 +44,6 @@ TEST_WINDOW = pd.Timedelta(days=35)
 BUILT_IN = {"complete-journey": read_complete_journey, "toy": toy_dataset}
 FORMATS = ("parquet", "csv")
 QUARANTINE_LIMIT = 0.01  # share of the rows that may break the contract
-# What each optional table must have; the others of its columns are taken as they are.
-OPTIONAL = {
-    "users": ("user_id",),
-    "promotions": ("item_id", "valid_from", "valid_until"),
-    "coupons": ("coupon_id", "item_id", "valid_from", "valid_until"),
-}
 
 
 class TooManyRefused(EventsInvalid):
@@ -80,8 +73,8 @@ def ingest_events(
 
     Args:
         data: `complete-journey`, `toy`, or a directory (or file) with `events.parquet` or `events.csv` and,
-            if there are any, tables of `items`, `users`, `promotions`, `coupons`; the offline store of a home
-            is such a directory too, its events being the archive.
+            if there is one, a table of `items`; the offline store of a home is such a directory too, its
+            events being the archive.
         dataset: the directory to write.
         max_quarantine_ratio: the run stops when more than this share of rows breaks the contract.
         train_until: the cut as a date (midnight in the shop's time zone) or a time; empty for 35 days
@@ -133,11 +126,7 @@ def ingest_events(
         "quarantined_ratio": round(ratio, 6),
     }
     items = _with_all_items(found.items, events["item_id"])
-    written = write_dataset(
-        dataset,
-        Dataset(events, items, manifest, _known(found.users, forgotten), found.promotions, found.coupons),
-        refused,
-    )
+    written = write_dataset(dataset, Dataset(events, items, manifest), refused)
     log.info(
         "%d rows, %d users, %d items, %d quarantined; training until %s",
         *(written[name] for name in ("rows", "users", "items")),
@@ -159,13 +148,6 @@ def _torn_of_forgotten(torn: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
     """Return which lines that did not parse may be about a forgotten user."""
     names = ([field.strip(' "') for field in text.split(",")] for text in torn["text"])
     return np.array([any(forgotten.until(name) is not None for name in line) for line in names], bool)
-
-
-def _known(users: pd.DataFrame | None, forgotten: Forgotten) -> pd.DataFrame | None:
-    """Return the table of users without the forgotten ones: its rows have no date."""
-    if users is None or not len(forgotten):
-        return users
-    return users[[forgotten.until(user) is None for user in users["user_id"]]].reset_index(drop=True)
 
 
 def _refused(raw: pd.DataFrame, reasons: pd.Series, torn: pd.DataFrame) -> pd.DataFrame:
@@ -242,7 +224,7 @@ def _read(data: str) -> Source:
 
 
 def _read_files(path: Path) -> Source:
-    """Read `events` and the optional tables beside it; a single file is the events alone."""
+    """Read `events` and the table of items beside it; a single file is the events alone."""
     file = path if path.is_file() else _table_file(path, "events")
     if file is None and (path / EVENTS).is_dir():
         return _read_archive(path)
@@ -253,8 +235,7 @@ def _read_files(path: Path) -> Source:
     manifest = {"name": path.resolve().name, "timezone": _timezone(file.parent)}
     if path.is_file():
         return Source(Dataset(raw, _items(None), manifest), torn)
-    optional = {name: _optional(_table_file(path, name), needs) for name, needs in OPTIONAL.items()}
-    return Source(Dataset(raw, _items(_table_file(path, "items")), manifest, **optional), torn)
+    return Source(Dataset(raw, _items(_table_file(path, "items")), manifest), torn)
 
 
 def _read_archive(offline_store: Path) -> Source:
@@ -338,7 +319,9 @@ def _items(file: Path | None) -> pd.DataFrame:
     """Return the items of a file, empty text where something is not known; no file, no items."""
     if file is None:
         return pd.DataFrame({name: pd.Series(dtype=object) for name in ITEM_COLUMNS})
-    raw = _whole_table(file)
+    raw, torn = _read_table(file)
+    if len(torn):
+        raise EventsInvalid(f"{file}, row {torn['row'].iloc[0]}: {torn['reason'].iloc[0]}: mend it")
     check_names(f"an item of {file.name}", raw.columns, ITEM_COLUMNS, ("item_id",))
     items = pd.DataFrame({name: as_ids(raw[name]).fillna("") if name in raw else "" for name in ITEM_COLUMNS})
     if (items["item_id"] == "").any():
@@ -360,29 +343,6 @@ def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
         return items
     log.warning("%d of the items sold have no row in the item table", len(bare))
     return pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)
-
-
-def _optional(file: Path | None, needs: tuple[str, ...]) -> pd.DataFrame | None:
-    """Return users, promotions or coupons with their ids as text and their times in UTC."""
-    if file is None:
-        return None
-    table = _whole_table(file)
-    check_names(f"a row of {file.name}", table.columns, [*map(str, table.columns)], needs)
-    for name in needs:
-        table[name] = as_ids(table[name]) if name.endswith("_id") else as_times(table[name])
-        if table[name].isna().any():
-            row = table.index[table[name].isna()][0]
-            raise EventsInvalid(
-                f"{file}, row {row}: {name} is empty or can't be read: mend it or leave the file out"
-            )
-    return table.reset_index(drop=True)
-
-
-def _whole_table(file: Path) -> pd.DataFrame:
-    table, torn = _read_table(file)
-    if len(torn):
-        raise EventsInvalid(f"{file}, row {torn['row'].iloc[0]}: {torn['reason'].iloc[0]}: mend it")
-    return table
 
 
 def _timezone(directory: Path) -> str:

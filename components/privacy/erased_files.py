@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import replaced, write_file
-from feature_repo.events import OPTIONAL_TABLES, Dataset, read_dataset, write_dataset
+from feature_repo.events import Dataset, read_dataset, write_dataset
 from serving.release.golden import FILE as GOLDEN
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
@@ -78,15 +78,13 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     Raises:
         EventsInvalid: it is half written or damaged, and was not changed.
     """
-    data = read_dataset(folder, OPTIONAL_TABLES)
+    data = read_dataset(folder)
     at = pd.Timestamp(until, unit="us", tz="UTC")
     kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
-    users = data.users
-    if users is not None:
-        users = users[users["user_id"] != user_id].reset_index(drop=True)
     lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
     refused = [line for line in lines if not _is_of(line, user_id)]
-    known = 0 if data.users is None or users is None else len(data.users) - len(users)
+    # An older version kept a table of users; the data set is written again without it.
+    known = erase_rows(folder / "users.parquet", user_id, until, dry_run=True)
     count = int((~kept).sum()) + known + len(lines) - len(refused)
     if not count or dry_run:
         return count
@@ -99,7 +97,7 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     for name in ("rows", "users", "items", "baskets", "first_at", "last_at", "files", "data_hash"):
         manifest.pop(name, None)
     events = data.events[kept].reset_index(drop=True)
-    written = Dataset(events, data.items, manifest, users, data.promotions, data.coupons)
+    written = Dataset(events, data.items, manifest)
     write_dataset(folder, written, pd.DataFrame(refused, dtype=object) if refused else None)
     return count
 

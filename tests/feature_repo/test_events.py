@@ -345,29 +345,20 @@ def test_events_are_sorted_by_time_basket_and_item() -> None:
 def shop() -> Dataset:
     events = drop_repeated(check({"price": 1.5}, {"item_id": "bread"})[0])
     items = pd.DataFrame({"item_id": ["bread", "milk"], "category": ["bakery", ""]})
-    return Dataset(
-        events, items, {"name": "two", "timezone": "Europe/Berlin"}, users=pd.DataFrame({"user_id": ["u1"]})
-    )
+    return Dataset(events, items, {"name": "two", "timezone": "Europe/Berlin"})
 
 
 def test_a_data_set_survives_a_round_trip(shop: Dataset, tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path / "dataset", shop)
-    found = read_dataset(tmp_path / "dataset", also=["users", "coupons"])
+    found = read_dataset(tmp_path / "dataset")
     pd.testing.assert_frame_equal(found.events, shop.events)
     pd.testing.assert_frame_equal(found.items, shop.items)
-    assert found.users is not None
-    assert (found.users["user_id"].tolist(), found.coupons) == (["u1"], None)
     assert found.manifest == manifest
     assert pq.read_schema(tmp_path / "dataset" / "events.parquet").remove_metadata() == EVENT_SCHEMA
     assert (manifest["rows"], manifest["users"], manifest["items"], manifest["baskets"]) == (2, 1, 2, 2)
     assert (manifest["first_at"], manifest["timezone"]) == ("2026-03-01T09:00:00Z", "Europe/Berlin")
     assert (tmp_path / "dataset" / "quarantine.jsonl").read_text() == ""
     assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
-
-
-def test_large_tables_are_read_on_demand(shop: Dataset, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "dataset", shop)
-    assert read_dataset(tmp_path / "dataset").users is None
 
 
 def test_the_same_events_have_the_same_hash(shop: Dataset, tmp_path: Path) -> None:
@@ -380,6 +371,7 @@ def test_the_same_events_have_the_same_hash(shop: Dataset, tmp_path: Path) -> No
 def test_a_data_set_replaces_an_empty_directory_and_an_older_data_set(shop: Dataset, tmp_path: Path) -> None:
     (tmp_path / "dataset").mkdir()
     write_dataset(tmp_path / "dataset", shop)
+    (tmp_path / "dataset" / "users.parquet").write_text("of an older version")
     write_dataset(tmp_path / "dataset", Dataset(shop.events.iloc[:1], shop.items))
     assert len(read_dataset(tmp_path / "dataset").events) == 1
     assert not (tmp_path / "dataset" / "users.parquet").exists()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def journey(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     place = tmp_path_factory.mktemp("journey") / "dataset"
     assert ingest_events("complete-journey", place, max_quarantine_ratio=0) == "2017-11-27T05:00:00Z"
-    return read_dataset(place, also=("users", "promotions", "coupons"))
+    return read_dataset(place)
 
 
 def test_the_contents_of_the_data_set(journey: Dataset) -> None:
@@ -52,35 +52,7 @@ def test_weeks_begin_on_monday_in_new_york(journey: Dataset) -> None:
     assert not (local.dt.normalize() == pd.Timestamp("2017-12-25", tz=TIMEZONE)).any()
 
 
-def test_items_and_users(journey: Dataset) -> None:
+def test_items(journey: Dataset) -> None:
     assert set(journey.items["brand"]) == {"national", "private"}
     assert journey.items["item_id"].is_unique
     assert not journey.items.isna().any().any()
-    assert journey.users is not None
-    assert (len(journey.users), journey.users["user_id"].iloc[0]) == (801, "1")
-
-
-def test_promotions_hold_for_the_weeks_they_were_seen_in(journey: Dataset) -> None:
-    promotions = journey.promotions
-    assert promotions is not None
-    assert len(promotions) == 16_702_607
-    spans = promotions[["valid_from", "valid_until"]].drop_duplicates()
-    spans = spans.sort_values("valid_from", ignore_index=True)
-    assert len(spans) == 53
-    assert spans["valid_from"].iloc[0] == pd.Timestamp("2017-01-01T05:00:00Z")  # a week of one Sunday
-    assert spans["valid_from"].iloc[1:].tolist() == spans["valid_until"].iloc[:-1].tolist()
-    local = spans["valid_from"].iloc[1:].dt.tz_convert(TIMEZONE)
-    assert ((local.dt.dayofweek == 0) & (local.dt.hour == 0)).all()
-    assert spans["valid_until"].iloc[-1] == pd.Timestamp("2018-01-01T05:00:00Z")
-    display, mailer = (promotions[f"{place}_location"] for place in ("display", "mailer"))
-    assert not ((display == "0") & (mailer == "0")).any()
-
-
-def test_coupons_hold_for_the_days_of_their_campaign(journey: Dataset) -> None:
-    coupons = journey.coupons
-    assert coupons is not None
-    assert (coupons["valid_until"] > coupons["valid_from"]).all()
-    assert coupons.loc[coupons["campaign_id"] == "1", "valid_until"].iloc[0] == pd.Timestamp(
-        "2017-04-10T04:00:00Z"
-    )
-    assert not coupons.duplicated().any()

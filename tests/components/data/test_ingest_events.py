@@ -39,7 +39,7 @@ def source(tmp_path: Path) -> Path:
 
 def ingested(source: Path, target: Path, **settings: Any) -> Dataset:
     ingest_events(str(source), target, **settings)
-    return read_dataset(target, also=["users", "promotions", "coupons"])
+    return read_dataset(target)
 
 
 def quarantine(dataset: Path) -> list[dict[str, Any]]:
@@ -116,22 +116,6 @@ def test_items_and_time_zone_beside_the_events(source: Path, tmp_path: Path) -> 
     assert items.loc["1041453", ["type", "brand"]].tolist() == ["bread", "private"]
     assert items.loc["007", ["type", "department"]].tolist() == ["", ""]
     assert items.loc["995242"].tolist() == ["", "", "", "", ""]  # sold, but not in the table
-
-
-def test_users_promotions_and_coupons_come_along(source: Path, tmp_path: Path) -> None:
-    times = "valid_from,valid_until\n"
-    span = "2024-01-01,2024-01-08T00:00:00+01:00\n"
-    (source / "users.csv").write_text("user_id,age\n0900,65+\n")
-    (source / "promotions.csv").write_text(f"item_id,place,{times}1041453,front,{span}")
-    (source / "coupons.csv").write_text(f"coupon_id,item_id,{times}0815,1041453,{span}")
-    data = ingested(source, tmp_path / "d")
-    assert data.users is not None
-    assert data.users.to_dict("records") == [{"user_id": "0900", "age": "65+"}]
-    assert isinstance(data.promotions, pd.DataFrame)
-    assert data.promotions.loc[0, ["item_id", "place"]].tolist() == ["1041453", "front"]
-    assert data.promotions.loc[0, "valid_until"] == pd.Timestamp("2024-01-07T23:00:00Z")
-    assert data.coupons is not None
-    assert data.coupons.loc[0, "coupon_id"] == "0815"
 
 
 def test_a_data_set_of_ours_is_a_directory_like_any_other(source: Path, tmp_path: Path) -> None:
@@ -358,14 +342,6 @@ def test_two_files_of_events_are_ambiguous(source: Path, tmp_path: Path) -> None
         ("items", "item_id\n995242\n995242\n", "'995242' more than once"),
         ("items", "item_id,type\n995242,a\n,b\n", "row 3: item_id is empty"),
         ("items", "item_id,type\n995242\n", "row 2: the line has 1 fields, the header 2"),
-        ("users", "id\n1\n", r"column\(s\) user_id missing"),
-        ("users", "user_id,age\n,3\n", "row 2: user_id is empty"),
-        ("promotions", "item_id,valid_from\n1,2024-01-01\n", r"column\(s\) valid_until missing"),
-        (
-            "coupons",
-            "coupon_id,item_id,valid_from,valid_until\n1,2,soon,2024-01-01\n",
-            "row 2: valid_from is empty or can't",
-        ),
     ],
 )
 def test_a_broken_table_beside_the_events(
@@ -466,7 +442,7 @@ def test_a_quarter_of_a_million_rows_takes_seconds(tmp_path: Path) -> None:
 
 
 def test_forgotten_users_are_left_out_everywhere_and_counted(tmp_path: Path) -> None:
-    """In events, refused rows, unparsed lines and the table of users; a user who comes back later is new."""
+    """In events, refused rows and unparsed lines; a user who comes back later is new."""
     shop = tmp_path / "shop"
     shop.mkdir()
     header = "user_id,basket_id,item_id,at,quantity"
@@ -474,14 +450,11 @@ def test_forgotten_users_are_left_out_everywhere_and_counted(tmp_path: Path) -> 
     rows += ["u1,x1,tea,never,1", "u1,x2,tea,2024-01-01T10:00:00Z,-1", "u1,too,many,2024-01-01,1,2,3"]
     rows += ["u10,x3,tea,2024-01-02T10:00:00Z,-1", "u1,new,tea,2024-06-01T10:00:00Z,1"]
     (shop / "events.csv").write_text("\n".join([header, *rows]))
-    (shop / "users.csv").write_text("user_id,age\nu1,30\nu2,40\n")
     forget(tmp_path / "home", "u1", microseconds(datetime(2024, 5, 1, tzinfo=UTC)))
     ingest_events(str(shop), tmp_path / "dataset", 0.1, home=str(tmp_path / "home"))
-    data = read_dataset(tmp_path / "dataset", ["users"])
+    data = read_dataset(tmp_path / "dataset")
     assert data.events.loc[data.events["user_id"] == "u1", "basket_id"].tolist() == ["new"]
     assert data.manifest["dropped"]["of forgotten users"] == 52  # a third of 150, and two that were refused
-    assert data.users is not None
-    assert data.users["user_id"].tolist() == ["u2"]
     quarantine = (tmp_path / "dataset" / "quarantine.jsonl").read_text()
     assert "u10" in quarantine
     assert 'u1"' not in quarantine

@@ -1,5 +1,6 @@
 """Rows of one user leave a file whole, the rest of it stays as it was, and a sealed data set stays sealed."""
 
+import hashlib
 import json
 import os
 import time
@@ -77,7 +78,6 @@ def test_a_file_that_is_replaced_while_it_is_rewritten_is_read_again(
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     data = toy_dataset(users=12, weeks=6)
-    users = pd.DataFrame({"user_id": ["user-001", "user-002"], "age": ["45-54", "25-34"]})
     refused = pd.DataFrame(
         [
             {"row": 1, "reason": "bad", "user_id": "user-001", "text": None},
@@ -85,27 +85,21 @@ def dataset(tmp_path: Path) -> Path:
             {"row": 3, "reason": "torn", "user_id": None, "text": '"user-001",b,c,d,e,f,g,h,i'},
         ]
     )
-    promotions = pa.table({"item_id": ["item-001"], "valid_from": [NOON], "valid_until": [NOON]})
-    write_dataset(
-        tmp_path / "dataset", Dataset(data.events, data.items, data.manifest, users, promotions), refused
-    )
+    write_dataset(tmp_path / "dataset", data, refused)
     return tmp_path / "dataset"
 
 
 def test_a_data_set_is_sealed_again_without_the_user(dataset: Path) -> None:
-    before = read_dataset(dataset, ["users", "promotions"])
+    before = read_dataset(dataset)
     own = int((before.events["user_id"] == "user-001").sum())
     assert own > 0
-    assert erase_dataset(dataset, "user-001", LATE, dry_run=True) == own + 3
+    assert erase_dataset(dataset, "user-001", LATE, dry_run=True) == own + 2
     assert read_dataset(dataset).manifest == before.manifest
-    assert erase_dataset(dataset, "user-001", LATE) == own + 3
-    after = read_dataset(dataset, ["users", "promotions"])
+    assert erase_dataset(dataset, "user-001", LATE) == own + 2
+    after = read_dataset(dataset)
     others = before.events[before.events["user_id"] != "user-001"].reset_index(drop=True)
     pd.testing.assert_frame_equal(after.events, others)
     pd.testing.assert_frame_equal(after.items, before.items)
-    assert after.users is not None
-    assert after.users["user_id"].tolist() == ["user-002"]
-    assert after.promotions is not None
     assert after.manifest["users"] == before.manifest["users"] - 1
     assert after.manifest["rows"] == len(others)
     assert after.manifest["dropped"]["of forgotten users"] == own
@@ -114,6 +108,17 @@ def test_a_data_set_is_sealed_again_without_the_user(dataset: Path) -> None:
     [left] = (dataset / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(left)["user_id"] == "user-0011"
     assert erase_dataset(dataset, "user-001", LATE) == 0
+
+
+def test_a_data_set_of_an_older_version_loses_its_table_of_users(dataset: Path) -> None:
+    file, manifest = dataset / "users.parquet", json.loads((dataset / "manifest.json").read_bytes())
+    pq.write_table(pa.table({"user_id": ["buys-nothing", "user-002"], "age": ["45-54", "25-34"]}), file)
+    manifest["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (dataset / "manifest.json").write_text(json.dumps(manifest))
+    assert erase_dataset(dataset, "nobody", LATE) == 0
+    assert erase_dataset(dataset, "buys-nothing", LATE) == 1
+    assert not file.exists()
+    assert read_dataset(dataset).manifest["rows"] == manifest["rows"]
 
 
 def test_a_data_set_without_other_users_goes(tmp_path: Path) -> None:
