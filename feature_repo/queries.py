@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -204,17 +203,6 @@ class Query:
         likeness, largest, weight, type_likeness = found
         return OwnBaskets(likeness, largest, weight, type_likeness, by_type, shared, total)
 
-    def with_partners(self, places: np.ndarray) -> Query:
-        """Return the same request with only these entries of `together`."""
-        partners, query = self.together, copy(self)
-        query.together = Together(
-            partners.codes.take(places),
-            partners.sums.take(places, axis=1),
-            partners.largest.take(places, axis=1),
-            partners.links.take(places),
-        )
-        return query
-
     @cached_property
     def lately(self) -> np.ndarray:
         """Places of LATELY items of the history, by 60-day decayed count, the largest first."""
@@ -261,11 +249,6 @@ class Rows:
             ),
             statistics.catalogue,
         )
-        self._of = {"history": query, "together": query}
-        if len(together.codes) > len(candidates):  # a large basket: few of its partners are candidates
-            linked = np.flatnonzero(together_places >= 0)
-            self._of["together"] = query.with_partners(together_places[linked])
-            together_places[linked] = np.arange(len(linked))
         # The place of each candidate in a table; -1 is the table's last row, of candidates that it lacks.
         self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
         self._columns: dict[TableFeature, np.ndarray] = {}
@@ -275,8 +258,7 @@ class Rows:
 
         Each is computed once per entry of the table; one look-up fills all columns.
         """
-        query = self._of[features[0].table]
-        entries = [feature.of(query) for feature in features]
+        entries = [feature.of(self.query) for feature in features]
         table = np.empty((len(features), len(entries[0]) + 1), np.float32)
         for row, values in enumerate(entries):
             table[row, :-1] = values
@@ -311,8 +293,5 @@ def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]]
 
 
 def of_together(of: Callable[[Query], np.ndarray]) -> TableFeature:
-    """Mark a function that returns one float per partner in `Query.together`; other candidates get 0.
-
-    Each float must depend on its own partner's entry only: the function may get a part of the partners.
-    """
+    """Mark a function that returns one float per partner in `Query.together`; other candidates get 0."""
     return TableFeature(of, "together", 0.0)

@@ -30,15 +30,6 @@ def test_a_single_candidate_has_the_same_features_as_among_others(rows: Rows) ->
         np.testing.assert_array_equal(alone[0], together[position])
 
 
-def test_a_large_basket_keeps_the_partners_among_the_candidates(statistics: Statistics) -> None:
-    """More partners than candidates: the table of partners shrinks, the features stay."""
-    query = Query(statistics, float(NOW), np.array([BREAD, BUTTER, JAM]), 3, User(no_events(np.int64), NOW))
-    assert sorted(query.together.codes.tolist()) == [BREAD, BUTTER, JAM]
-    few, many = Rows(query, np.array([JAM])), Rows(query, np.array([MILK, TEA, JAM, BREAD]))
-    assert few.places["together"].tolist() == [0]
-    assert t.together_sum(few)[0] == t.together_sum(many)[2] > 0
-
-
 def test_the_history_of_a_query_lacks_unknown_items(statistics: Statistics, row_of: MakeRow) -> None:
     row = row_of([(NOW - 60, [UNKNOWN, TEA], 2.0, 0.0)])
     query = Query(statistics, float(NOW), np.empty(0, np.int64), 0, User(row, NOW))
