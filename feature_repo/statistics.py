@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.kernels.candidates import find
 from feature_repo.kernels.ids import codes_of, index_ids
-from feature_repo.kernels.pairs import Catalogue
+from feature_repo.kernels.pairs import Catalogue, find
 
 NO_ITEM = -1
 SOLD_7D = 2  # the column of `fresh` with the baskets of 7 days

@@ -198,22 +198,3 @@ def best_rows(
             times[number] = min(count[item], 65_535)
             at[number] = last_at[item]
     return own, shown, source, times, at
-
-
-@compiled
-def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Return the place of each wanted code among distinct codes, int64; -1 if it is missing or below 0.
-
-    Args:
-        codes: (m,) codes of the catalogue.
-        wanted: (n,) codes of the catalogue, or numbers below 0.
-        marks: as in `link`.
-    """
-    places = np.empty(len(wanted), np.int64)
-    for at in range(len(codes)):
-        marks[codes[at]] = at + 1
-    for at in range(len(wanted)):
-        places[at] = marks[wanted[at]] - 1 if wanted[at] >= 0 else -1
-    for code in codes:
-        marks[code] = 0
-    return places

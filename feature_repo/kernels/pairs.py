@@ -136,8 +136,8 @@ def compare(
         their levels, (3, n); and one row for each PairFeature, float32.
     """
     rows = np.empty((FEATURES, len(candidates)), np.float32)
-    places = find_few(history[0], candidates, marks)
-    links = find_few(partners[0], candidates, marks)
+    places = find(history[0], candidates, marks)
+    links = find(partners[0], candidates, marks)
     levels = levels_of(catalogue[0], candidates)
     compare_history(rows, places, levels, history, catalogue)
     compare_views(rows, candidates, levels, views, catalogue, marks)
@@ -305,15 +305,20 @@ def count_lines(candidates: np.ndarray, codes: np.ndarray, marks: np.ndarray) ->
 
 
 @compiled
-def find_few(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """Return the result of `find` for a few wanted codes, which are distinct and of the catalogue."""
-    places = np.full(len(wanted), -1)
-    for at in range(len(wanted)):
-        marks[wanted[at]] = at + 1
+def find(codes: np.ndarray, wanted: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """Return the place of each wanted code among distinct codes, int64; -1 if it is missing or below 0.
+
+    Args:
+        codes: (m,) codes of the catalogue.
+        wanted: (n,) codes of the catalogue, or numbers below 0.
+        marks: as in `link`.
+    """
+    places = np.empty(len(wanted), np.int64)
     for at in range(len(codes)):
-        if marks[codes[at]]:
-            places[marks[codes[at]] - 1] = at
-    for code in wanted:
+        marks[codes[at]] = at + 1
+    for at in range(len(wanted)):
+        places[at] = marks[wanted[at]] - 1 if wanted[at] >= 0 else -1
+    for code in codes:
         marks[code] = 0
     return places
 

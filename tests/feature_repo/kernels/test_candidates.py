@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_repo.kernels.candidates import best, choose, find
+from feature_repo.kernels.candidates import best, choose
+from feature_repo.kernels.pairs import find
 from feature_repo.statistics import Statistics
 
 codes = st.lists(st.integers(0, 11), max_size=12)

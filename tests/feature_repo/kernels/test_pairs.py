@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_repo.kernels.pairs import find_few, levels_of, lift, sums_by_level
+from feature_repo.kernels.pairs import levels_of, lift, sums_by_level
 from feature_repo.kernels.rows import categories
 from feature_repo.statistics import Statistics
 
@@ -42,11 +42,3 @@ def test_every_float16_keeps_its_value() -> None:
     expected = table.view(np.float16).astype(np.float32)
     assert (found[:, 0] == expected).all()
     assert (found[:, 1] == expected).all()
-
-
-@given(st.lists(st.integers(0, 79), unique=True), st.lists(st.integers(0, 79), unique=True))
-def test_find_few_finds_the_same_as_find(statistics: Statistics, codes: list[int], wanted: list[int]) -> None:
-    places = [codes.index(code) if code in codes else -1 for code in wanted]
-    given_codes, asked = np.array(codes, np.int64), np.array(wanted, np.int64)
-    assert statistics.marked(find_few, given_codes, asked).tolist() == places
-    assert statistics.find(given_codes, asked).tolist() == places

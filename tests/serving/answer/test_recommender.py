@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 
-from feature_repo.kernels.candidates import find
+from feature_repo.kernels.pairs import find
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import request_basket, user_name
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
