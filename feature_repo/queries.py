@@ -46,7 +46,6 @@ class User:
     def __init__(self, events: UserEvents, at: float) -> None:
         self.lines = events.before(at)
         self.at = at
-        self._kinds: dict[int, UserEvents] = {}
 
     @cached_property
     def events(self) -> UserEvents:
@@ -72,14 +71,6 @@ class User:
         """Mean paid per line, in the shop's currency."""
         return self.totals.spend / max(self.totals.lines, 1)
 
-    def of(self, kind: int | None) -> UserEvents:
-        """Return the events of one kind; of all without one."""
-        if kind is None:
-            return self.events
-        if kind not in self._kinds:
-            self._kinds[kind] = self.events.where(self.events.kind == kind)
-        return self._kinds[kind]
-
     @cached_property
     def acts(self) -> UserEvents:
         """All events except impressions, which are acts of the shop."""
@@ -98,10 +89,10 @@ class User:
         acts = self.acts if self.totals.impressions else self.lines
         return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
 
-    def window(self, seconds: float, kind: int | None = PURCHASE) -> UserEvents:
-        """Return the events of one kind (None: of all) in the last `seconds`."""
-        events = self.of(kind)
-        return events.where(slice(int(events.at.searchsorted(self.at - seconds)), None))
+    def window(self, seconds: float, kind: int = PURCHASE) -> UserEvents:
+        """Return the events of one kind in the last `seconds`."""
+        recent = self.events.where(slice(int(self.events.at.searchsorted(self.at - seconds)), None))
+        return recent.where(recent.kind == kind)
 
 
 @dataclass(frozen=True)

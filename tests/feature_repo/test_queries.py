@@ -77,7 +77,6 @@ def test_a_window_counts_from_a_moment_on(row_of: MakeRow) -> None:
     assert (week.baskets, week.distinct().tolist(), week.paid.sum()) == (2, [MILK, TEA], 5.0)
     assert (day.baskets, day.distinct().tolist(), day.paid.sum()) == (1, [MILK], 1.0)
     assert user(row).window(HOUR_S, CLICK).codes().tolist() == [JAM]
-    assert len(user(row).window(7 * DAY_S, None)) == 4
     assert user(no_events(np.int64)).window(DAY_S).baskets == 0
 
 
