@@ -27,7 +27,7 @@ MAX_PURCHASES = (
 )
 MAX_VIEWS = 512  # impressions and clicks kept per user, the latest
 BATCH = -1  # version of a row that no stream has written
-_UNOWNED, _OWNED = 2, 3  # formats; in the second the mark of the row's user follows the header
+_FORMAT = 3
 _HEADER = struct.Struct("<HHIIq")  # format, 0, items, lines, version
 _COLUMNS = (
     ("at", "<f8"),
@@ -327,17 +327,15 @@ def hash_ids(ids: Iterable[str]) -> np.ndarray:
     return np.frombuffer(digests, "<u8")
 
 
-def pack(events: UserEvents, user_id: str | None = None) -> bytes:
+def pack(events: UserEvents, user_id: str = "") -> bytes:
     """Return the row as the bytes that the online store keeps (little endian, no pickle).
 
-    Layout: header, the mark of the user if there is one, each column, the item ids as UTF-8 joined by
-    newlines.
+    Layout: header, the mark of the user, each column, the item ids as UTF-8 joined by newlines.
     """
     events = compact(events)
-    mark = b"" if user_id is None else _mark(user_id)
-    header = _HEADER.pack(_OWNED if mark else _UNOWNED, 0, len(events.items), len(events), events.version)
+    header = _HEADER.pack(_FORMAT, 0, len(events.items), len(events), events.version)
     columns = [getattr(events, name).astype(dtype, copy=False).tobytes() for name, dtype in _COLUMNS]
-    return b"".join([header, mark, *columns, "\n".join(events.items.tolist()).encode()])
+    return b"".join([header, _mark(user_id), *columns, "\n".join(events.items.tolist()).encode()])
 
 
 def _mark(user_id: str) -> bytes:
@@ -350,8 +348,6 @@ def check_owner(row: bytes, user_id: str) -> None:
     Raises:
         ValueError: it is another user's, or it was written before rows named their user.
     """
-    if row[:2] == _UNOWNED.to_bytes(2, "little"):
-        raise ValueError("packed row of a format that does not say whose it is: publish the features again")
     if row[_HEADER.size : _HEADER.size + _MARK_BYTES] != _mark(user_id):
         raise ValueError("packed row of another user, or of nobody: publish the features again")
 
@@ -370,12 +366,11 @@ def unpack(row: bytes, to_codes: Callable[[bytes, int], np.ndarray] | None = Non
     if len(row) < _HEADER.size:
         raise ValueError(f"a packed row has at least {_HEADER.size} bytes, this one has {len(row)}")
     found, _, m, n, version = _HEADER.unpack_from(row)
-    if found not in (_UNOWNED, _OWNED):
+    if found != _FORMAT:
         raise ValueError(
-            f"packed row of format {found}; this code reads {_UNOWNED} and {_OWNED}: "
-            "publish the features again"
+            f"packed row of format {found}; this code reads {_FORMAT}: publish the features again"
         )
-    start = _HEADER.size + (_MARK_BYTES if found == _OWNED else 0)
+    start = _HEADER.size + _MARK_BYTES
     end = start + n * _LINE_BYTES
     if len(row) < end:
         raise ValueError(f"packed row of {n} lines is cut short at {len(row)} of {end} bytes")

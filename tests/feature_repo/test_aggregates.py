@@ -240,7 +240,7 @@ def test_a_packed_row_says_whose_it_is() -> None:
     for other in ("bob", "", "ann "):
         with pytest.raises(ValueError, match="of another user"):
             check_owner(row, other)
-    with pytest.raises(ValueError, match="does not say whose it is: publish the features again"):
+    with pytest.raises(ValueError, match="of another user, or of nobody: publish the features again"):
         check_owner(pack(events), "ann")
 
 
