@@ -334,7 +334,7 @@ def test_users_who_are_forgotten_during_an_assignment_end_no_stream(
     settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     produce(settings, events.iloc[:200])
     with streaming(tmp_path, url, settings) as stream:
-        until(lambda: stream.counts.events == 200, "the first events")
+        eventually(lambda: stream.counts.events == 200)
     answer, archive = Stream._answer, tmp_path / "offline_store" / EVENTS
 
     def meanwhile(stream: Stream, ask: Callable[[], Any]) -> Any:
@@ -345,7 +345,7 @@ def test_users_who_are_forgotten_during_an_assignment_end_no_stream(
     monkeypatch.setattr(Stream, "_answer", meanwhile)
     produce(settings, events.iloc[200:300])
     with streaming(tmp_path, url, settings) as stream:
-        until(lambda: stream.counts.events == 100, "the other events")
+        eventually(lambda: stream.counts.events == 100)
 
 
 def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
