@@ -166,13 +166,7 @@ class EndpointCaller:
         address = await self._addresses.first()
         try:
             async with self._connections:
-                left_ms = (request.deadline - time.monotonic()) * 1e3
-                answer = await self._http.post(
-                    self._target.copy_with(host=address),
-                    content=request.body,
-                    headers={"x-deadline-ms": f"{max(left_ms * SERVER_SHARE, 0.1):.1f}"},
-                    extensions=self._extensions,
-                )
+                answer = await self._post(address, request)
         except httpx.TransportError as error:
             self._addresses.failed(address)
             raise NotAnswered(CONNECTION_FAILED, repr(error)) from error
@@ -181,6 +175,20 @@ class EndpointCaller:
         if answer.status_code != 200:
             raise NotAnswered(_reason_of(answer.status_code), f"{answer.status_code} {answer.text[:300]}")
         return read_answer(answer.content, request.request_id)
+
+    async def _post(self, address: str, request: PreparedRequest) -> httpx.Response:
+        left_ms = (request.deadline - time.monotonic()) * 1e3
+        try:
+            return await self._http.post(
+                self._target.copy_with(host=address),
+                content=request.body,
+                headers={"x-deadline-ms": f"{max(left_ms * SERVER_SHARE, 0.1):.1f}"},
+                extensions=self._extensions,
+            )
+        except asyncio.CancelledError:
+            if time.monotonic() >= request.deadline:  # else the caller left early, which says nothing
+                self._addresses.failed(address)  # a dead host refuses nothing: it is silent
+            raise
 
 
 def _reason_of(status: int) -> str:

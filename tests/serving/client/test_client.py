@@ -417,6 +417,39 @@ def test_the_retry_and_later_calls_use_the_next_address(serve: Callable[[Say], S
         assert side._caller._budget.saved == pytest.approx(5 * attempts.RETRY_SHARE)
 
 
+def test_an_address_that_stays_silent_until_the_deadline_is_left(serve: Callable[[Say], Server]) -> None:
+    server = serve(good)
+    both = ["127.0.0.2", "127.0.0.1"]  # the first one accepts connections and never answers
+    url = f"http://recommender.shop:{server.port}"
+    with (
+        socket.create_server(("127.0.0.2", server.port)),
+        Client(url, BEST, deadline_ms=1_000.0, resolve=lambda host, port: both) as asking,
+    ):
+        check_fallback(asking.recommend(["b2"], deadline_ms=SHORT_MS), answers.DEADLINE_EXCEEDED)
+        eventually(lambda: not asking.recommend([]).degraded)
+
+
+def test_a_caller_that_leaves_early_says_nothing_about_an_address(serve: Callable[[Say], Server]) -> None:
+    server = serve(always(NEVER))
+
+    async def leave() -> str:
+        async with AsyncClient(
+            f"http://recommender.shop:{server.port}",
+            BEST,
+            deadline_ms=PATIENT_MS,
+            resolve=lambda host, port: ["127.0.0.1", "127.0.0.2"],
+        ) as asking:
+            call = asyncio.create_task(asking.recommend([]))
+            while not server.requests:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            await asyncio.wait({call})
+            await asyncio.gather(*asking._caller._tasks, return_exceptions=True)
+            return await asking._caller._addresses.first()
+
+    assert asyncio.run(leave()) == "127.0.0.1"
+
+
 # ------------------------------------------------------------------------------------------ arguments
 
 
