@@ -30,7 +30,7 @@ from monitoring.kpi import (
 from monitoring.sessions import make_sessions
 from serving.prediction_log import read_log
 from serving.settings import Settings
-from serving.shop.fact_store import PAGE, open_fact_store
+from serving.shop.fact_store import open_fact_store
 
 COLUMNS = ["user_id", "basket_id", "item_id", "at", "quantity", "price"]
 HOUR = pd.Timedelta(hours=1)
@@ -123,9 +123,10 @@ def read_costs(settings: Settings) -> pd.Series | None:
     store, sequence = open_fact_store(settings.fact_store_url), 0
     try:
         while True:
-            facts, sequence = store.changed_since(sequence)
-            costs |= {f.item_id: f.value for f in facts if f.fact == "cost" and not f.store_id}
-            if len(facts) < PAGE:
+            facts, last = store.changed_since(sequence)
+            if last == sequence:
                 return pd.Series(costs, dtype=float) if costs else None
+            costs |= {f.item_id: f.value for f in facts if f.fact == "cost" and not f.store_id}
+            sequence = last
     finally:
         store.close()

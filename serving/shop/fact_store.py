@@ -45,7 +45,8 @@ class FactStore(Protocol):
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
 
-        Call it again with that sequence until no fact comes. An invalid stored fact is left out.
+        Call it again with that sequence until the sequence stays the same. An invalid stored fact is left
+        out, so a page may be short, or empty, while more follow.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time.

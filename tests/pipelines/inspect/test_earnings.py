@@ -1,6 +1,7 @@
 """A log on disk, the archive of a stream, the shop's costs -> the figures of a home."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import EVENT_SCHEMA
-from feature_repo.facts import parse_fact
+from feature_repo.facts import Fact, parse_fact
 from feature_repo.stream.archive import EVENTS, write_segment
 from monitoring.kpi import CONCEPT
-from pipelines.inspect.earnings import NothingToJoin, read_earnings
+from pipelines.inspect.earnings import NothingToJoin, read_costs, read_earnings
 from serving.settings import Settings
-from serving.shop.fact_store import open_fact_store
+from serving.shop.fact_store import PAGE, open_fact_store
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
 
@@ -81,6 +82,17 @@ def test_costs_of_the_shops_facts_give_the_margin(settings: Settings) -> None:
     store.close()
     total = read_earnings(settings, None, 24).total
     assert total.margin_per_session == pytest.approx((total.revenue_per_session or 0) * (PRICE - 1) / PRICE)
+
+
+def test_a_corrupt_fact_hides_no_later_cost(settings: Settings) -> None:
+    store = open_fact_store(settings.fact_store_url)
+    store.write([Fact(f"f{n}", "cost", f"i{n}", 1.0, at=1.7e9) for n in range(PAGE + 1)])
+    store.close()
+    with sqlite3.connect(settings.home / "facts.db") as file:
+        file.execute("UPDATE facts SET ranked = ? WHERE sequence = (SELECT min(sequence) FROM facts)", (b"0",))
+    file.close()
+    costs = read_costs(settings)
+    assert costs is not None and len(costs) == PAGE
 
 
 def test_without_answers_or_purchases_it_says_what_to_start(settings: Settings) -> None:
