@@ -70,7 +70,7 @@ class OncePerSecond(logging.Filter):
         """Return whether the line appears; the next line that does says how many were held back."""
         place = (record.pathname, record.lineno)
         last, held_back = self._last.get(place, (-self._every_s, 0))
-        if record.created - last < self._every_s:
+        if 0 <= record.created - last < self._every_s:  # below 0 the clock was set back
             self._last[place] = (last, held_back + 1)
             return False
         self._last[place] = (record.created, 0)

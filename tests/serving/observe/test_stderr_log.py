@@ -94,6 +94,7 @@ def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> No
     assert [written(s) for s in (10.0, 10.1, 10.9)] == ["store gone", None, None]
     assert written(11.5) == "store gone (and 2 more like it before)"
     assert written(13.0) == "store gone"
+    assert written(3.0) == "store gone", "a clock that was set back silences nothing"
 
 
 # ----------------------------------------------------------------------------------- tracebacks
