@@ -5,9 +5,10 @@ Each has the value of the last look. `reco_watch_success_timestamp_seconds` says
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -39,11 +40,17 @@ class WatchGauges:
         return Gauge(f"reco_{name}", text, labels, registry=self.registry)
 
     def show_drift(self, look: str, verdict: DriftVerdict) -> None:
-        """Set the gauges of one verdict; `look` is answers, purchases or labels."""
+        """Set the gauges of one verdict; a column that was not compared keeps no old value.
+
+        `look` is answers, purchases or labels.
+        """
         self.drifted.labels(look).set(float(verdict.failed))
         for column in verdict.columns:
             if column.psi is not None and column.alarm_at and column.pages:
                 self.psi.labels(look, column.name).set(column.psi / column.alarm_at)
+            else:
+                with _one_process():
+                    self.psi.remove(look, column.name)
         self.success.labels(look).set(time.time())
 
     def show_nothing(self, look: str) -> None:
@@ -60,9 +67,7 @@ class WatchGauges:
         exposure: Mapping[str, float],
     ) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""
-        with warnings.catch_warnings():
-            # Feast, once loaded, sets the variable of several processes; these gauges are of one.
-            warnings.simplefilter("ignore", UserWarning)
+        with _one_process():
             for gauge in (self.sessions, self.conversion, self.revenue, self.loss, self.dropped, self.change):
                 gauge.clear()
         self.completeness.set(total.completeness)
@@ -78,3 +83,11 @@ class WatchGauges:
             self.dropped.labels(drop.figure).set(float(drop.dropped))
             self.change.labels(drop.figure).set(drop.change)
         self.success.labels("kpi").set(time.time())
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Remove values without a warning: Feast, once loaded, sets the variable of several processes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield

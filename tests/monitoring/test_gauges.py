@@ -33,6 +33,12 @@ def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauge
     assert _value(gauges, "drift_psi_ratio", look="purchases", column="hour") is None, "it never pages"
     gauges.show_drift("purchases", replace(VERDICT, status="ok"))
     assert _value(gauges, "drift_found", look="purchases") == 0
+    # A new bundle has too few answers.
+    unknown = replace(PRICE, status="insufficient_data", psi=None, alarm_at=None)
+    gauges.show_drift("purchases", replace(VERDICT, status="insufficient_data", columns=(unknown,)))
+    assert _value(gauges, "drift_psi_ratio", look="purchases", column="item_price") is None, (
+        "as with a new bundle"
+    )
     gauges.show_drift("labels", VERDICT)
     gauges.show_nothing("labels")
     assert _value(gauges, "drift_found", look="labels") == 0, "too little data to know: no old verdict stays"

@@ -89,10 +89,13 @@ def test_a_corrupt_fact_hides_no_later_cost(settings: Settings) -> None:
     store.write([Fact(f"f{n}", "cost", f"i{n}", 1.0, at=1.7e9) for n in range(PAGE + 1)])
     store.close()
     with sqlite3.connect(settings.home / "facts.db") as file:
-        file.execute("UPDATE facts SET ranked = ? WHERE sequence = (SELECT min(sequence) FROM facts)", (b"0",))
+        file.execute(
+            "UPDATE facts SET ranked = ? WHERE sequence = (SELECT min(sequence) FROM facts)", (b"0",)
+        )
     file.close()
     costs = read_costs(settings)
-    assert costs is not None and len(costs) == PAGE
+    assert costs is not None
+    assert len(costs) == PAGE
 
 
 def test_without_answers_or_purchases_it_says_what_to_start(settings: Settings) -> None:
