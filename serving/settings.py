@@ -117,7 +117,7 @@ class Settings:
     )
     store_url: str = setting(
         "",
-        "Online store; empty: the SQLite file under home",
+        "Online store; empty: the SQLite file under home. Facts of `memory:` lie under home, too",
         expected="sqlite:///PATH, redis://HOST:PORT or memory:",
         check=_check_store,
         secret=True,
@@ -239,7 +239,12 @@ class Settings:
 
     @property
     def fact_store_url(self) -> str:
-        """URL of the fact store: the same Redis, or a file beside SQLite's."""
+        """URL of the fact store: the same Redis, or a file beside SQLite's.
+
+        Beside `memory:` it is the file under home: `reco facts` and the endpoint are two processes.
+        """
+        if self.store_url == "memory:":
+            return f"sqlite:///{(self.home / 'facts.db').absolute()}"
         store = self.online_store_url
         if not store.startswith("sqlite:///"):
             return store

@@ -203,8 +203,8 @@ class _Erasure:
 
     def fact_file(self) -> list[tuple[Place, Callable[[], int]]]:
         """Return the facts under home, if there are any beside those of the store that is named."""
-        file = Path(self.files.fact_store_url.removeprefix("sqlite:///"))
-        if not self.settings.store_url or not file.is_file():
+        url = self.files.fact_store_url
+        if url == self.settings.fact_store_url or not Path(url.removeprefix("sqlite:///")).is_file():
             return []
         return [(Place("fact store's file", "coupons"), lambda: self.coupons(self.files))]
 

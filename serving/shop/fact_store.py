@@ -70,47 +70,6 @@ class FactStore(Protocol):
         """Close the connections; a later call opens them again."""
 
 
-class MemoryFactStore:
-    """A store of facts in this process: for tests and for serving without a store."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._facts = Facts()
-        self._changed: dict[str, tuple[int, Fact]] = {}  # in the order of the sequence
-        self._sequence = 0
-
-    def write(self, facts: Sequence[Fact]) -> int:
-        """Keep the facts that win against the stored ones; return the number of changes."""
-        with self._lock:
-            changed = [fact for fact in facts if self._facts.add(fact)]
-            for fact in changed:
-                self._sequence += 1
-                self._changed.pop(fact.key, None)
-                self._changed[fact.key] = (self._sequence, fact)
-            return len(changed)
-
-    def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
-        """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        with self._lock:
-            changed = [(at, fact) for at, fact in self._changed.values() if at > sequence][:PAGE]
-        return [fact for _, fact in changed], changed[-1][0] if changed else sequence
-
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
-        with self._lock:
-            return [fact for fact in self._facts if fact.user_id == user_id]
-
-    def remove(self, facts: Sequence[Fact]) -> None:
-        """Delete facts without a trace."""
-        gone = {fact.key for fact in facts}
-        with self._lock:
-            self._facts = Facts(fact for fact in self._facts if fact.key not in gone)
-            self._changed = {key: change for key, change in self._changed.items() if key not in gone}
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
-
-
 class SqliteFactStore:
     """Facts in a separate SQLite file; safe to share between threads and processes.
 
@@ -332,13 +291,11 @@ def _parsed(stored: Iterator[bytes]) -> list[Fact]:
 
 
 def open_fact_store(url: str) -> FactStore:
-    """Return the store of a URL: sqlite:///PATH, memory:, or any URL that `parse_redis_url` takes.
+    """Return the store of a URL: sqlite:///PATH, or any URL that `parse_redis_url` takes.
 
     Raises:
         ValueError: the URL has another form.
     """
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteFactStore(Path(url.removeprefix("sqlite:///")))
-    if url == "memory:":
-        return MemoryFactStore()
     return RedisFactStore(RedisClient(parse_redis_url(url)))

@@ -237,7 +237,8 @@ def test_the_files_under_home_are_erased_when_another_store_is_named(home: Path)
     report = forget_user(settings_of(home, store_url="memory:"), USER)
     told = places(report)
     assert told["online store's file"][0] > 1
-    assert told["fact store's file"] == (1, DONE)
+    assert told["fact store"] == (1, DONE)
+    assert "fact store's file" not in told, "beside `memory:` it is the fact store"
     assert found(home, USER) == {"bundles/b1/reference_log.parquet"}
 
 

@@ -24,6 +24,17 @@ def test_facts_from_a_file_are_written_to_the_store_beside_the_users(tmp_path: P
     assert "2 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
 
 
+def test_facts_outlive_their_writer_beside_a_store_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECO_STORE_URL", "memory:")
+    file = tmp_path / "facts.jsonl"
+    file.write_text(f"{PRICE}\n")
+    assert "1 facts read, 1 changed a stored value" in reco(tmp_path, "facts", str(file)).output
+    assert "1 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
+    assert standing(tmp_path) == [("price", 2.5)]
+
+
 def test_one_invalid_line_refuses_the_whole_file_with_its_number(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     file.write_text("\n".join([PRICE, "", SOLD_OUT.replace("stock", "stok"), "{"]))

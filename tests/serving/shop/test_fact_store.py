@@ -18,13 +18,7 @@ from feature_repo.facts import Fact, Facts
 from serving.errors import FactsUnavailable
 from serving.redis.client import RedisClient
 from serving.shop import fact_store
-from serving.shop.fact_store import (
-    FactStore,
-    MemoryFactStore,
-    RedisFactStore,
-    SqliteFactStore,
-    open_fact_store,
-)
+from serving.shop.fact_store import FactStore, RedisFactStore, SqliteFactStore, open_fact_store
 from tests.chaos.procs import eventually, free_port, valkey_server
 
 AT = 1_700_000_000.0
@@ -45,11 +39,12 @@ def all_of(store: FactStore, sequence: int = 0) -> tuple[list[Fact], int]:
         found, sequence = found + facts, last
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FactStore]:
-    urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/new/facts.db"}
-    url = urls.get(request.param) or request.getfixturevalue("valkey")[0]
-    store = open_fact_store(url)
+    in_redis = request.param == "redis"
+    store = open_fact_store(
+        request.getfixturevalue("valkey")[0] if in_redis else f"sqlite:///{tmp_path}/new/facts.db"
+    )
     yield store
     store.close()
 
@@ -295,10 +290,3 @@ def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
         with pytest.raises(FactsUnavailable):
             store.changed_since(0)
         store.close()
-
-
-def test_a_memory_store_is_not_shared() -> None:
-    one = open_fact_store("memory:")
-    one.write([price()])
-    assert isinstance(one, MemoryFactStore)
-    assert open_fact_store("memory:").changed_since(0) == ([], 0)

@@ -21,7 +21,7 @@ from serving.errors import FactsUnavailable
 from serving.schemas import Request
 from serving.settings import Settings
 from serving.shop.availability import AvailabilityFile
-from serving.shop.fact_store import FactStore, MemoryFactStore, SqliteFactStore, open_fact_store
+from serving.shop.fact_store import FactStore, SqliteFactStore, open_fact_store
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore
 from tests.chaos.procs import eventually
@@ -41,7 +41,7 @@ class Catalogue:
         return np.array([self.code_of[item] for item in ids if item in self.code_of], np.int64)
 
 
-class Breaking(MemoryFactStore):
+class Breaking(SqliteFactStore):
     """A store that fails on demand."""
 
     broken = False
@@ -77,8 +77,8 @@ def test_without_facts_no_item_is_excluded_and_no_term_is_known() -> None:
     live.close()
 
 
-def test_existing_facts_are_read_before_the_first_request() -> None:
-    store = MemoryFactStore()
+def test_existing_facts_are_read_before_the_first_request(tmp_path: Path) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
     store.write(
         [
             stock("i1", 0),
@@ -105,8 +105,8 @@ def test_existing_facts_are_read_before_the_first_request() -> None:
         assert live.coupons(codes, AT, "u2", "s9") == [None, None]
 
 
-def test_a_change_and_its_end_take_effect() -> None:
-    store = MemoryFactStore()
+def test_a_change_and_its_end_take_effect(tmp_path: Path) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
         store.write([stock("i1", 0)])
         eventually(lambda: excluded(live) == [1])
@@ -115,7 +115,7 @@ def test_a_change_and_its_end_take_effect() -> None:
 
 
 def test_items_of_the_file_and_of_the_store_are_excluded(tmp_path: Path) -> None:
-    store, file = MemoryFactStore(), tmp_path / "availability.json"
+    store, file = SqliteFactStore(tmp_path / "facts.db"), tmp_path / "availability.json"
     with closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file))) as live:
         store.write([stock("i1", 0)])
         file.write_text('{"out_of_stock": ["i2"], "banned": ["i3", "unknown"]}')
@@ -166,8 +166,10 @@ def test_poisoned_facts_leave_the_last_ones_in_force(
     writer.close()
 
 
-def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    store = Breaking()
+def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    store = Breaking(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
         failed = reads("failed")
@@ -183,8 +185,8 @@ def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(caplog: pytest.L
         assert len(caplog.records) == 2
 
 
-def test_a_store_broken_from_the_start_is_read_after_recovery() -> None:
-    store = Breaking()
+def test_a_store_broken_from_the_start_is_read_after_recovery(tmp_path: Path) -> None:
+    store = Breaking(tmp_path / "facts.db")
     store.broken = True
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
@@ -194,7 +196,7 @@ def test_a_store_broken_from_the_start_is_read_after_recovery() -> None:
 
 
 def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
-    store, file = Breaking(), tmp_path / "availability.json"
+    store, file = Breaking(tmp_path / "facts.db"), tmp_path / "availability.json"
     file.write_text('{"banned": ["i2"]}')
     store.write([stock("i1", 0)])
 
@@ -219,7 +221,9 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
             eventually(lambda: blind.state == "ready")
 
 
-def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_breaks_between_two_pages_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("serving.shop.fact_store.PAGE", 1)
 
     class Half(Breaking):
@@ -228,7 +232,7 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.M
             self.broken = True
             return found
 
-    store, half = Breaking(), Half()
+    store, half = Breaking(tmp_path / "facts.db"), Half(tmp_path / "half.db")
     for each in (store, half):
         each.write([stock("i1", 0), stock("i2", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as before, closing(LiveFacts(CATALOGUE, half)) as live:
@@ -236,8 +240,8 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(monkeypatch: pytest.M
         assert live.lacks(before) == ["fact store"]
 
 
-def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    class Mad(MemoryFactStore):
+def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    class Mad(SqliteFactStore):
         mad = False
 
         def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
@@ -245,7 +249,7 @@ def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFix
                 raise ZeroDivisionError
             return super().changed_since(sequence)
 
-    store = Mad()
+    store = Mad(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
         store.mad = True
         eventually(lambda: "facts could not be taken in" in caplog.text)
@@ -254,9 +258,9 @@ def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFix
         eventually(lambda: excluded(live) == [1])
 
 
-def test_requests_read_a_consistent_state_during_changes() -> None:
+def test_requests_read_a_consistent_state_during_changes(tmp_path: Path) -> None:
     """Price and its validity change together: a torn read would show a price that never existed."""
-    store = MemoryFactStore()
+    store = SqliteFactStore(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
         done = threading.Event()
         seen: set[float] = set()

@@ -18,7 +18,7 @@ from serving.answer.recommender import Recommender, open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.release.bundle import load_bundle
 from serving.schemas import Request, Response
-from serving.shop.fact_store import MemoryFactStore
+from serving.shop.fact_store import SqliteFactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules
 from serving.shop.rules_file import parse_rules
@@ -337,9 +337,9 @@ def test_reserved_slots_hold_their_kind_and_the_others_the_best(
 
 
 def test_items_below_a_minimum_are_excluded_and_unknown_ones_are_not(
-    toy_bundle: Path, toy_store: str
+    toy_bundle: Path, toy_store: str, tmp_path: Path
 ) -> None:
-    store = MemoryFactStore()
+    store = SqliteFactStore(tmp_path / "facts.db")
     recommender = open_recommender(toy_bundle, open_store(toy_store), facts=store, answers=AnswerCache())
     usual = ids(recommender.recommend(LOUD))
     few, enough, dear, cheap, loss = usual[:5]
