@@ -28,13 +28,11 @@ class WatchGauges:
         self.raised = made("items_raised", "Items whose share jumped in the last window.", "look")
         self.retraining = made("retraining_failed", "1 if the last retraining failed, else 0.")
         self.sessions = made("kpi_sessions", "Complete sessions.", "rung")
-        self.completeness = made("kpi_completeness_ratio", "Share of sessions whose window is over.")
         self.conversion = made("kpi_conversion_ratio", "Share of sessions with an accepted item.", "rung")
         self.revenue = made("kpi_revenue_per_session", "Value of accepted items, shop's currency.", "rung")
         self.loss = made("kpi_loss_per_answer", "Value lost against a full answer.", "rung")
         self.dropped = made("kpi_dropped", "1 if a figure fell below the weeks before, else 0.", "figure")
         self.change = made("kpi_change_ratio", "Change of a figure against the weeks before.", "figure")
-        self.coverage = made("kpi_coverage_ratio", "Share of the sold items that were shown.")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"reco_{name}", text, labels, registry=self.registry)
@@ -58,20 +56,11 @@ class WatchGauges:
         self.drifted.labels(look).set(0.0)
         self.success.labels(look).set(time.time())
 
-    def show_kpi(
-        self,
-        total: Kpi,
-        by_rung: Mapping[str, Kpi],
-        at_risk: AtRisk,
-        drops: list[Drop],
-        exposure: Mapping[str, float],
-    ) -> None:
+    def show_kpi(self, by_rung: Mapping[str, Kpi], at_risk: AtRisk, drops: list[Drop]) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""
         with _one_process():
             for gauge in (self.sessions, self.conversion, self.revenue, self.loss, self.dropped, self.change):
                 gauge.clear()
-        self.completeness.set(total.completeness)
-        self.coverage.set(exposure["coverage"])
         for rung, kpi in by_rung.items():
             self.sessions.labels(rung).set(kpi.sessions)
             if kpi.conversion is not None and kpi.revenue_per_session is not None:

@@ -98,11 +98,6 @@ FEATURES_AGE = Gauge(
     "Time since the stream's last heartbeat in the online store; 0 in a store without a stream",
     multiprocess_mode="livemax",
 )
-FEATURES_PUBLISHED_AT = Gauge(
-    "reco_features_published_timestamp_seconds",
-    "Unix time of the newest event in an online store without a stream",
-    multiprocess_mode="livemin",
-)
 STORE_READS = Counter(
     "reco_store_reads", "Reads of a user's row in the online store, by outcome", ["outcome"]
 )
@@ -137,11 +132,6 @@ RULES_BROKEN = Gauge(
     "reco_rules_broken",
     "1 while the rules file can't be read and the rules last read stay in force",
     multiprocess_mode="livemax",
-)
-RULES_READ_AT = Gauge(
-    "reco_rules_read_timestamp_seconds",
-    "Unix time when the rules file was last found valid, or absent",
-    multiprocess_mode="livemin",
 )
 FACTS_READ_AT = Gauge(
     "reco_facts_read_timestamp_seconds",

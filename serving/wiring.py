@@ -139,7 +139,7 @@ def wire(settings: Settings) -> Wiring:
         if settings.log:
             log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
             cleanup.callback(log.close)
-        freshness = Freshness(store, settings.stale_after_s, settings.home / "online_store.json")
+        freshness = Freshness(store, settings.stale_after_s)
         cleanup.callback(freshness.close)
         remote = None
         if settings.ranker_address:

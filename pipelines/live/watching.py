@@ -113,8 +113,7 @@ def look(
         earnings = read_earnings(settings, None, KPI_HOURS, min(began, default=None))
     except (RecoError, OSError, ValueError) as error:
         return [*lines, f"kpi: not looked at: {error}"]
-    by_rung = earnings.cuts["rung"]
-    gauges.show_kpi(earnings.total, by_rung, earnings.at_risk, earnings.drops, earnings.exposure)
+    gauges.show_kpi(earnings.cuts["rung"], earnings.at_risk, earnings.drops)
     dropped = [drop.figure for drop in earnings.drops if drop.dropped]
     lines.append(f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}")
     until = earnings.until.to_pydatetime()

@@ -19,7 +19,7 @@ import numpy as np
 from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.errors import FactsUnavailable
-from serving.metrics import FACT_READS, FACTS_READ_AT, RULES_BROKEN, RULES_READ_AT
+from serving.metrics import FACT_READS, FACTS_READ_AT, RULES_BROKEN
 from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore
 from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
@@ -205,8 +205,6 @@ class LiveFacts:
             if (rules := self._look(self._rules_file)) is not None:
                 self.rules = rules
             RULES_BROKEN.set(bool(self._rules_file.broken))
-            if not self._rules_file.broken:
-                RULES_READ_AT.set(time.time())
             self.rules.make_plans(time.time() + AHEAD_S)
 
     def _look(self, file: WatchedFile[Content]) -> Content | None:

@@ -7,17 +7,13 @@ attribute.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import threading
 import time
-from datetime import datetime
-from pathlib import Path
 
 from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesUnavailable
-from serving.metrics import FEATURES_AGE, FEATURES_PUBLISHED_AT
+from serving.metrics import FEATURES_AGE
 from serving.stores.online_features import OnlineStore
 
 POLL_S = 1.0
@@ -31,17 +27,14 @@ class Freshness:
     A heartbeat that disappears keeps ageing: without it, nothing shows that the rows are current.
     """
 
-    def __init__(
-        self, store: OnlineStore | None = None, stale_after_s: float = 60.0, note: Path | None = None
-    ) -> None:
+    def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
         """Look once, then every second until `close`; without a store nothing is ever stale.
 
         Args:
             store: gets the heartbeat.
             stale_after_s: of silence.
-            note: of `publish_features`; names the newest event in a store that no stream writes.
         """
-        self._store, self._stale_after_s, self._note = store, stale_after_s, note
+        self._store, self._stale_after_s = store, stale_after_s
         self._beat_at: float | None = None
         self.reason: str | None = None
         self._closing = threading.Event()
@@ -69,16 +62,9 @@ class Freshness:
         if row is not None:
             self._beat_at = row.written_at
         if self._beat_at is None:
-            self._measure_published()
             return
         age_s = time.time() - self._beat_at
         FEATURES_AGE.set(max(age_s, 0.0))
         before, self.reason = self.reason, "stale_features" if age_s > self._stale_after_s else None
         if before is not None and self.reason is None:
             _log.warning("the stream is back: features are fresh again")
-
-    def _measure_published(self) -> None:
-        # No note: rows of an unknown age. `reco doctor` reports a damaged one.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            note = json.loads(self._note.read_bytes()) if self._note else {}
-            FEATURES_PUBLISHED_AT.set(datetime.fromisoformat(note["until"]).timestamp())

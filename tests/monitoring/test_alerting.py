@@ -170,7 +170,6 @@ QUIET = {
     f"reco_answer_seconds_count{{{JOB}}}": GOOD,
     IN_TIME: GOOD,
     AGE: "5x300",
-    f"reco_features_published_timestamp_seconds{{{JOB}}}": "-99999999x300",
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "0+15x300",
     f'reco_champion_served{{{JOB},slot=""}}': "1x300",
     f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "0+15x300",

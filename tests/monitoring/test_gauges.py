@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from monitoring.gauges import WatchGauges
-from monitoring.kpi import AtRisk, Drop, summarise, summarise_by
+from monitoring.kpi import AtRisk, Drop, summarise_by
 from monitoring.sessions import make_sessions
 from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
@@ -46,14 +46,13 @@ def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauge
 
 def test_kpis_are_shown_by_rung_and_a_figure_without_data_goes(gauges: WatchGauges) -> None:
     sessions = make_sessions(*shop_visits(2_000), START.replace(year=2025))
-    shown = summarise(sessions), summarise_by(sessions, "rung")
+    by_rung = summarise_by(sessions, "rung")
     risk = AtRisk(1.0, 2.0, {"popular": 0.5}, ())
     drop = Drop("conversion", 0.1, 0.2, -0.5, 0.1, dropped=True)
-    gauges.show_kpi(*shown, risk, [drop], {"coverage": 0.25})
+    gauges.show_kpi(by_rung, risk, [drop])
     assert _value(gauges, "kpi_loss_per_answer", rung="popular") == 0.5
     assert _value(gauges, "kpi_dropped", figure="conversion") == 1
-    assert _value(gauges, "kpi_conversion_ratio", rung="full") == shown[1]["full"].conversion
-    assert _value(gauges, "kpi_coverage_ratio") == 0.25
-    gauges.show_kpi(shown[0], {}, risk, [], {"coverage": 0.25})
+    assert _value(gauges, "kpi_conversion_ratio", rung="full") == by_rung["full"].conversion
+    gauges.show_kpi({}, risk, [])
     assert _value(gauges, "kpi_dropped", figure="conversion") is None
     assert b"reco_watch_success_timestamp_seconds" in generate_latest(gauges.registry)

@@ -36,19 +36,11 @@ def beat(store: MemoryStore, age_s: float) -> None:
 
 def test_without_a_store_or_without_a_stream_nothing_is_stale() -> None:
     assert Freshness().reason is None
-    alone = Freshness(MemoryStore(), 1.0)
-    assert alone.reason is None
-    alone.close()
-
-
-def test_without_a_stream_the_newest_published_event_is_shown_and_nothing_ages(tmp_path: Path) -> None:
-    (tmp_path / "note.json").write_text('{"until": "2020-01-01T00:00:00Z"}')
     before = REGISTRY.get_sample_value("reco_features_age_seconds")
-    silent = Freshness(MemoryStore(), 60.0, tmp_path / "note.json")
-    silent.close()
-    assert REGISTRY.get_sample_value("reco_features_published_timestamp_seconds") == 1_577_836_800
+    alone = Freshness(MemoryStore(), 1.0)
+    alone.close()
     assert REGISTRY.get_sample_value("reco_features_age_seconds") == before
-    assert silent.reason is None
+    assert alone.reason is None
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(0.0, None), (59.0, None), (61.0, "stale_features")])
