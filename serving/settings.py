@@ -123,11 +123,6 @@ class Settings:
         secret=True,
     )
     store_password: str = setting("", "Password of the store's Redis, if its URL holds none", secret=True)
-    availability_file: Path | None = setting(
-        None,
-        "Items that are sold out or banned; empty: `availability.json` under home",
-        expected="a file",
-    )
     rules_file: Path | None = setting(
         None, "The merchandiser's rules; empty: `rules.yaml` under home", expected="a file"
     )
@@ -249,11 +244,6 @@ class Settings:
         if not store.startswith("sqlite:///"):
             return store
         return f"sqlite:///{Path(store.removeprefix('sqlite:///')).with_name('facts.db')}"
-
-    @property
-    def availability_path(self) -> Path:
-        """Path of the availability file, which need not exist."""
-        return self.availability_file or self.home / "availability.json"
 
     @property
     def rules_path(self) -> Path:

@@ -102,7 +102,6 @@ class Wiring:
                 bundle_path,
                 self.store,
                 self.log,
-                self.settings.availability_path,
                 facts,
                 self.freshness,
                 self.new_cache() if self.new_cache else None,

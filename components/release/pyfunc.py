@@ -111,8 +111,7 @@ def _load_pyfunc(path: str) -> BundleModel:
 
     settings = Settings.from_env()
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
-    places = (settings.availability_path, facts)
-    return BundleModel(open_recommender(Path(path), store, None, *places, rules=settings.rules_path))
+    return BundleModel(open_recommender(Path(path), store, None, facts, rules=settings.rules_path))
 
 
 def _is_empty(value: Any) -> bool:

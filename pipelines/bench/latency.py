@@ -125,7 +125,7 @@ def _ask_in_process(
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
-        recommender = open_recommender(bundle_path, store, None, settings.availability_path, facts)
+        recommender = open_recommender(bundle_path, store, None, facts)
         stack.callback(recommender.facts.close)
         asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
         for request in asked[:WARM_UP]:

@@ -27,7 +27,7 @@ def open_champion(settings: Settings, champion: Champion) -> Recommender:
 
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     path, rules = champion.bundle(settings.home), settings.rules_path
-    return open_recommender(path, store, None, settings.availability_path, facts, rules=rules)
+    return open_recommender(path, store, None, facts, rules=rules)
 
 
 def check_question(line: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import read_manifest, verify_files
 from serving.release.champion import Champion, read_champion
 from serving.settings import Settings, unknown_variables, variable
-from serving.shop.availability import read_excluded
 
 PYTHONS = ((3, 11), (3, 14))
 LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
@@ -409,14 +408,6 @@ def _runs(settings: Settings) -> Iterator[Finding]:
 def _settings(settings: Settings) -> Iterator[Finding]:
     if unknown := unknown_variables():
         yield Finding("settings", "warn", f"name no setting: {', '.join(unknown)}", "correct or unset them")
-    file = settings.availability_path
-    if file.is_file():
-        try:
-            excluded = read_excluded(file)
-        except (OSError, ValueError) as error:
-            yield Finding("availability", "fail", str(file), str(error))
-        else:
-            yield Finding("availability", "ok", f"{file}: {len(excluded)} items are not offered")
 
 
 def _rules(settings: Settings) -> Iterator[Finding]:

@@ -33,7 +33,6 @@ from serving.prediction_log import Record, RecordSink
 from serving.release.bundle import Bundle, load_bundle
 from serving.release.golden import GoldenRequest, Scores, verify_answers
 from serving.schemas import NOTHING_LEFT, Request, Response
-from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
@@ -444,7 +443,6 @@ def open_recommender(
     bundle_path: Path,
     store: OnlineStore,
     log: RecordSink | None = None,
-    availability: Path | None = None,
     facts: FactStore | None = None,
     freshness: Freshness | None = None,
     answers: AnswerCache | None = None,
@@ -457,7 +455,6 @@ def open_recommender(
         bundle_path: the bundle.
         store: users' rows.
         log: the prediction log.
-        availability: file of excluded items, which need not exist.
         facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
         freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
         answers: an empty cache, for this recommender alone; None: each answer is computed.
@@ -470,9 +467,8 @@ def open_recommender(
     bundle = open_bundle(bundle_path)
     # Compiles it: golden requests write no record, which needs it.
     bundle.statistics.find(NOTHING_HIDDEN, NOTHING_HIDDEN)
-    file = None if availability is None else AvailabilityFile(availability)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
-    live = LiveFacts(bundle.statistics, facts, file, rules_file)
+    live = LiveFacts(bundle.statistics, facts, rules_file)
     return Recommender(bundle, store, log, live, freshness, answers)
 
 

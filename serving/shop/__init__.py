@@ -1,1 +1,1 @@
-"""What the shop says now: facts, stock, availability, rules."""
+"""What the shop says now: facts, stock, rules."""

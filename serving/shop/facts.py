@@ -1,4 +1,4 @@
-"""The fact store, the availability file and the rules file -> the facts about a request's items.
+"""The fact store and the rules file -> the facts about a request's items.
 
 A thread polls for changes four times a second; no request waits for it. A fact's dates are compared with the
 request's time: a coupon ends to the second, without an event.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,39 +20,32 @@ from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS, FACTS_READ_AT, RULES_BROKEN
-from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore
 from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
-from serving.shop.watched_file import WatchedFile
 
 POLL_S = 0.25
 AHEAD_S = 1.0  # plans are made so long before a rule begins or ends
 BREATH_S = 0.005  # pause between two pages of facts, which leaves the interpreter to requests
-SETTLING = 8  # looks at a file that is being written when the process starts
-Content = TypeVar("Content")
+SETTLING = 8  # looks at a rules file that is being written when the process starts
 _log = logging.getLogger(__name__)
 
 
 class LiveFacts:
     """The current facts, over the codes of one catalogue.
 
-    If a store or a file can't be read, the facts last read stay: a sold-out item must not come back because
-    of a typo or a dead server. Items outside the catalogue are left out.
+    If the store or the rules file can't be read, the facts last read stay: a sold-out item must not come
+    back because of a typo or a dead server. Items outside the catalogue are left out.
     """
 
     def __init__(
         self,
         statistics: Statistics,
         store: FactStore | None = None,
-        file: AvailabilityFile | None = None,
         rules_file: RulesFile | None = None,
     ) -> None:
         """Read all facts, then watch for changes until `close`."""
         self._code_of = statistics.code_of
-        self._statistics = statistics
-        self._store = store
-        self._file, self._rules_file = file, rules_file
-        self._files = [watched for watched in (file, rules_file) if watched is not None]
+        self._store, self._rules_file = store, rules_file
         self.rules = NO_RULES
         self._sequence = 0
         self._numbers = {
@@ -63,28 +56,28 @@ class LiveFacts:
             "cost": Numbers(),
         }
         self._coupons = Coupons()
-        self._listed = np.empty(0, np.int64)  # codes that the availability file excludes
         self._broken = ""
         # Sources that are not read completely yet.
-        self._unread = {"fact store", "availability file", "rules file"}
+        self._unread = {"fact store", "rules file"}
         self._nonempty: set[str] = set()  # sources that have given any fact or rule
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
         for _ in range(SETTLING):
-            if all(watched.settled for watched in self._files):
+            if rules_file is None or rules_file.settled:
                 break
             time.sleep(POLL_S)
-            self._look_at_files()
+            self._look_at_rules(rules_file)
         # A thread that never starts would keep this object and its catalogue until a full garbage collection.
         self._thread = None
-        if store is not None or self._files:
+        if store is not None or rules_file is not None:
             self._thread = threading.Thread(target=self._watch, name="facts", daemon=True)
             self._thread.start()
 
     @property
     def state(self) -> str:
-        """Return "ready" if the latest read of the store and of each file succeeded, else "unavailable"."""
-        return "unavailable" if self._broken or any(file.broken for file in self._files) else "ready"
+        """Return "ready" if the latest read of the store and of the rules succeeded, else "unavailable"."""
+        broken = self._broken or (self._rules_file is not None and self._rules_file.broken)
+        return "unavailable" if broken else "ready"
 
     def lacks(self, before: LiveFacts) -> list[str]:
         """Return the sources that are unread here and gave facts to `before`: those facts would be lost."""
@@ -93,12 +86,10 @@ class LiveFacts:
     def excluded(self, at: float, store_id: str | None) -> np.ndarray:
         """Return the codes of items that are sold out, here or everywhere, or banned; int64."""
         parts = [self._numbers[kind].excluded(at, store_id) for kind in ("stock", "ban")]
-        return np.concatenate([self._listed, *parts[0], *parts[1]])
+        return np.concatenate([EMPTY.codes, *parts[0], *parts[1]])
 
     def excluded_because(self, code: int, at: float, store_id: str | None) -> str:
         """Return why an item must not be offered, "" if it may be."""
-        if code in self._listed:
-            return "the availability file excludes it"
         for kind, why in (("stock", "sold out"), ("ban", "banned by a fact")):
             if any(code in codes for codes in self._numbers[kind].excluded(at, store_id)):
                 return why
@@ -173,7 +164,8 @@ class LiveFacts:
                 _log.exception("facts could not be taken in")
 
     def _poll(self, pause_s: float) -> None:
-        self._look_at_files()
+        if self._rules_file is not None:
+            self._look_at_rules(self._rules_file)
         if self._store is None:
             return
         try:
@@ -198,21 +190,14 @@ class LiveFacts:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
 
-    def _look_at_files(self) -> None:
-        if self._file is not None and (ids := self._look(self._file)) is not None:
-            self._listed = self._statistics.codes(ids)
-        if self._rules_file is not None:
-            if (rules := self._look(self._rules_file)) is not None:
-                self.rules = rules
-            RULES_BROKEN.set(bool(self._rules_file.broken))
-            self.rules.make_plans(time.time() + AHEAD_S)
-
-    def _look(self, file: WatchedFile[Content]) -> Content | None:
-        if (content := file.changed()) is not None:
-            (self._nonempty.add if content else self._nonempty.discard)(file.name)
+    def _look_at_rules(self, file: RulesFile) -> None:
+        if (rules := file.changed()) is not None:
+            self.rules = rules
+            (self._nonempty.add if rules else self._nonempty.discard)("rules file")
         if file.settled and not file.broken:
-            self._unread.discard(file.name)
-        return content
+            self._unread.discard("rules file")
+        RULES_BROKEN.set(bool(file.broken))
+        self.rules.make_plans(time.time() + AHEAD_S)
 
     def _take(self, facts: list[Fact]) -> None:
         coded: dict[str, list[tuple[int, Fact]]] = {}

@@ -400,4 +400,4 @@ class RulesFile(WatchedFile[Rules]):
             _log.info("%s: %d rules", place, len(rules))
             return bound
 
-        super().__init__(file, read, NO_RULES, "rules file")
+        super().__init__(file, read, NO_RULES)

@@ -21,16 +21,14 @@ class WatchedFile(Generic[Content]):
     in a row find the file the same.
     """
 
-    def __init__(self, file: Path, read: Callable[[Path], Content], nothing: Content, name: str) -> None:
+    def __init__(self, file: Path, read: Callable[[Path], Content], nothing: Content) -> None:
         """Watch a file.
 
         Args:
             file: its path.
             read: returns its content; raises ValueError with the fault and the way to mend it.
             nothing: the content of a missing file.
-            name: its kind, for messages.
         """
-        self.name = name
         self.broken = ""  # the fault of the latest attempt to read it
         self.settled = False  # the last two looks found the same state
         self._file, self._read, self._nothing = file, read, nothing

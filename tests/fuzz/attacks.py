@@ -391,9 +391,7 @@ def files() -> Iterator[Attack]:
         "a folder": Path.mkdir,
         "a loop": lambda file: file.symlink_to(file),
     }
-    for name, (kind, put) in itertools.product(
-        ("champion.json", "rules.yaml", "availability.json"), contents.items()
-    ):
+    for name, (kind, put) in itertools.product(("champion.json", "rules.yaml"), contents.items()):
 
         def act(target: Target, name: str = name, put: Callable[[Path], object] = put) -> str:
             file = target.home / name

@@ -22,7 +22,7 @@ def test_each_field_is_read_from_its_variable_and_written_back() -> None:
     given = Settings(
         home=Path("/srv/reco"), host="0.0.0.0", http_port=0, grpc_port=9_000, store_url="redis://cache:6379/0",
         deadline_ms=20.0, body_limit_bytes=4_096, body_timeout_ms=250.0, drain_s=5.0, grace_s=1.0, log=False,
-        log_dir=Path("/var/log/reco"), log_segment_s=2.0, availability_file=Path("/srv/out.json"),
+        log_dir=Path("/var/log/reco"), log_segment_s=2.0,
         rules_file=Path("/srv/rules.yaml"),
         store_password="p@ss", ranker_address="ranker:8001/ranker-{bundle_id}", request_log=False,
         request_log_key="k3y", trace_url="http://collector:4318/v1/traces",
@@ -116,7 +116,6 @@ def test_default_places_are_under_the_home() -> None:
     assert settings.online_store_url == "sqlite:////srv/reco/online_store.db"
     assert settings.fact_store_url == "sqlite:////srv/reco/facts.db"
     assert settings.prediction_log_dir == Path("/srv/reco/prediction_log")
-    assert settings.availability_path == Path("/srv/reco/availability.json")
     assert settings.rules_path == Path("/srv/reco/rules.yaml")
 
 

@@ -154,9 +154,7 @@ def serve_fastapi(variant: ArmVariant, settings: Settings) -> None:
     log = PredictionLog(settings.prediction_log_dir, DENSE_NAMES, segment_s=settings.log_segment_s)
     facts = open_fact_store(settings.fact_store_url)
     store = open_store(settings.online_store_url)
-    recommender = open_recommender(
-        Path(variant.bundle), store, log, settings.availability_path, facts, open_bundle=opener(variant)
-    )
+    recommender = open_recommender(Path(variant.bundle), store, log, facts, open_bundle=opener(variant))
     try:
         serve_app(fastapi_app(recommender))
     finally:

@@ -230,20 +230,6 @@ def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[", "line 1 column 2"),
-        ("[]", 'expected {"out_of_stock": [ids], "banned": [ids]} and no other key'),
-    ],
-)
-def test_an_unreadable_availability_file_is_reported(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "availability.json").write_text(text)
-    found = look(tmp_path)["availability"]
-    assert found.status == "fail"
-    assert says in found.mend
-
-
-@pytest.mark.parametrize(
     ("text", "status", "says"),
     [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
 )

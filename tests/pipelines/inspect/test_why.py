@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
@@ -18,6 +19,7 @@ from pipelines.inspect.why import SourcePlace, Verdict, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
 from serving.schemas import Request
+from serving.shop.fact_store import SqliteFactStore
 from serving.shop.rules import Catalogue
 from serving.shop.rules_file import parse_rules
 from serving.stores.online_features import MemoryStore, SqliteStore
@@ -78,14 +80,12 @@ def test_an_unknown_item_and_one_in_the_basket_are_explained(recommender: Recomm
 
 
 def test_an_excluded_item_names_the_cause(toy_line: Path, tmp_path: Path) -> None:
-    availability, rules = tmp_path / "availability.json", tmp_path / "rules.yaml"
-    availability.write_text(json.dumps({"out_of_stock": [WHOLE[1]]}))
+    store, rules = SqliteFactStore(tmp_path / "facts.db"), tmp_path / "rules.yaml"
+    store.write([Fact("f", "stock", WHOLE[1], 0.0, at=1.7e9)])
     rules.write_text(f"ban:\n  - {{name: recall, items: [{WHOLE[3]}]}}\n")
-    recommender = open_recommender(
-        toy_line / "evaluated", MemoryStore(), availability=availability, rules=rules
-    )
+    recommender = open_recommender(toy_line / "evaluated", MemoryStore(), facts=store, rules=rules)
     verdict = why(recommender, WHOLE[1])
-    assert (verdict.step, verdict.why) == ("facts", "the availability file excludes it")
+    assert (verdict.step, verdict.why) == ("facts", "sold out")
     verdict = why(recommender, WHOLE[3])
     assert (verdict.step, verdict.why) == ("rules", "banned by recall")
     recommender.facts.close()

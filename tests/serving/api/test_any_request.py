@@ -1,10 +1,12 @@
 """Rules that hold for every answer: any request, shopper and time, with any concurrent requests."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feature_repo.aggregates import UserEvents, pack
+from feature_repo.facts import Fact
 from serving.answer.recommender import Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
@@ -24,10 +27,11 @@ from serving.errors import RankerUnavailable
 from serving.metrics import STAGES
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import NOTHING_LEFT, REASONS, RUNGS, Call, Request, Response
-from serving.shop.availability import AvailabilityFile
+from serving.shop.fact_store import SqliteFactStore
 from serving.shop.facts import LiveFacts
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.checkout.joined_ranker import joined_ranker
+from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
 ITEMS = [str(1_000_000 + n) for n in range(240)]
@@ -47,14 +51,6 @@ requests = st.builds(
     request_id=st.just("r"),
     profile=st.sampled_from(["default", "premium"]),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short_polls() -> Iterator[None]:
-    """A new availability file counts after a second look: hundreds of examples would wait 0.25 s each."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serving.shop.facts.POLL_S", 0.001)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -161,39 +157,39 @@ def near_of(recommender: Recommender, request: Request) -> np.ndarray:
     return np.concatenate([recommender.near(one) for one in asked])
 
 
+@contextlib.contextmanager
+def without(bundle: Bundle, sold_out: list[str], banned: list[str]) -> Iterator[LiveFacts]:
+    """Facts, from a store of their own, that exclude these items."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteFactStore(Path(folder) / "facts.db")
+        store.write([Fact("f", "stock", item, 0.0, AT) for item in sold_out])
+        store.write([Fact("f", "ban", item, 1.0, AT) for item in banned])
+        with contextlib.closing(LiveFacts(bundle.statistics, store)) as facts:
+            yield facts
+
+
 @PATIENT
 @given(request_=requests, excluded=some_items)
 def test_no_answer_holds_duplicates_basket_items_or_sold_out_items(
     bundle: Bundle,
     store: MemoryStore,
-    tmp_path_factory: pytest.TempPathFactory,
     request_: Request,
     excluded: list[str],
 ) -> None:
-    file = tmp_path_factory.getbasetemp() / "sold-out.json"
     half = len(excluded) // 2
-    file.write_text(json.dumps({"out_of_stock": excluded[:half], "banned": excluded[half:]}))
-    facts = LiveFacts(bundle.statistics, None, AvailabilityFile(file))
-    try:
+    with without(bundle, excluded[:half], excluded[half:]) as facts:
         recommender = Recommender(bundle, store, facts=facts)
         check(recommender, request_, recommender.recommend(request_), set(excluded))
         check(recommender, request_, recommender.fallback(request_, "overloaded"), set(excluded))
-    finally:
-        facts.close()
 
 
 @pytest.mark.parametrize("user_id", [None, "u1"])
 @pytest.mark.parametrize("why", ["in the basket", "sold out", "banned"])
 def test_without_any_item_left_the_answer_is_empty_with_its_reason(
-    bundle: Bundle, store: MemoryStore, tmp_path: Path, why: str, user_id: str | None
+    bundle: Bundle, store: MemoryStore, why: str, user_id: str | None
 ) -> None:
-    (tmp_path / "a.json").write_text(
-        json.dumps(
-            {"out_of_stock": ITEMS if why == "sold out" else [], "banned": ITEMS if why == "banned" else []}
-        )
-    )
-    facts = LiveFacts(bundle.statistics, None, AvailabilityFile(tmp_path / "a.json"))
-    try:
+    sold_out, banned = (ITEMS if why == cause else [] for cause in ("sold out", "banned"))
+    with without(bundle, sold_out, banned) as facts:
         recommender = Recommender(bundle, store, facts=facts)
         request = Request(tuple(ITEMS) if why == "in the basket" else (), AT, user_id)
         checkout = Checkout(recommender, 60_000.0, observers=())
@@ -207,8 +203,6 @@ def test_without_any_item_left_the_answer_is_empty_with_its_reason(
         assert (late.items, late.rung) == ((), "empty")
         assert (late.degraded, late.degraded_reason) == (True, "deadline_exceeded")
         assert recommender.recommend(replace(request, k=0)).rung == "full"  # nothing was asked for
-    finally:
-        facts.close()
 
 
 def test_an_answer_does_not_depend_on_concurrent_requests(bundle: Bundle, store: MemoryStore) -> None:
@@ -250,13 +244,12 @@ def call(limit_s: float) -> Call:
 
 def answer_when(happens: str, recommender: Recommender, request: Request, excluded: list[str]) -> Response:
     """Answer after a fault that rules out some rungs, with some items sold out in the meantime."""
-    statistics = recommender.bundle.statistics
     if happens == "it was kept":
         answers = recommender.answers = AnswerCache()
         asyncio.run(Checkout(recommender, 1e6).answer(request, call(1e6)))
         for digest, cached in list(answers._lists.items()):
             answers._lists[digest] = cached._replace(expires_at=0.0)
-    recommender.facts._listed = statistics.codes(excluded)
+    set_stock(recommender, recommender.bundle.statistics.codes(excluded))
     is_there = happens in {"nothing", "time is short"}
     checkout = Checkout(recommender, 1e6, rank_here if is_there else gone, observers=())
     if happens == "all is broken":

@@ -31,6 +31,7 @@ from serving.stages.reranking import Ranked
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, open_store
 from tests.chaos.procs import eventually
+from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
 KNOWN = Request(("1000005",), AT, "u1", None, 4, "r1")
@@ -175,7 +176,7 @@ def test_a_list_with_too_many_sold_out_items_is_computed_again(cached: Recommend
     kept = only_list(cached)
     assert not kept.whole
     some = kept.codes[:30].astype(np.int64)
-    cached.facts._listed = some
+    set_stock(cached, some)
     (answer,) = ask_all(cached, rank, replace(NOBODY, k=10))
     assert len(rank.turns) == 2
     assert len(answer.items) == 10
@@ -191,7 +192,7 @@ def test_few_sold_out_candidates_are_replaced_as_without_a_cache(toy_bundle: Pat
     ask_all(recommender, Counting(), ten)
     kept = only_list(recommender)
     assert (kept.whole, len(kept.codes)) == (True, 40)
-    recommender.facts._listed = kept.codes[:36].astype(np.int64)
+    set_stock(recommender, kept.codes[:36])
     (answer,) = ask_all(recommender, Counting(), ten)
     assert len(answer.items) == 10
     assert shown(answer) == shown(recommender.recommend(ten))
@@ -275,7 +276,8 @@ def test_the_computed_answer_is_logged_with_its_features_and_times(toy_bundle: P
     recommender = open_recommender(toy_bundle, open_store("memory:"), log, answers=AnswerCache())
     alone = open_recommender(toy_bundle, open_store("memory:"))
     sold_out = alone.bundle.statistics.codes([alone.recommend(NOBODY).items[0].item_id])
-    recommender.facts._listed = alone.facts._listed = sold_out
+    for each in (recommender, alone):
+        set_stock(each, sold_out)
 
     def ranked() -> float:
         return REGISTRY.get_sample_value("reco_stage_seconds_count", {"stage": "ranking"}) or 0.0
@@ -447,7 +449,7 @@ def test_a_stale_list_is_shown_with_current_facts(toy_bundle: Path, tmp_path: Pa
 def test_a_stale_list_with_too_few_items_left_is_replaced_by_best_sellers(cached: Recommender) -> None:
     ask_all(cached, Counting(), NOBODY)
     kept = only_list(cached)
-    cached.facts._listed = kept.codes[NOBODY.k - 1 :].astype(np.int64)
+    set_stock(cached, kept.codes[NOBODY.k - 1 :])
     (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
     assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)
 

@@ -248,7 +248,7 @@ def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
 
 
 @pytest.mark.slow
-def test_a_bundle_without_readable_availability_does_not_take_over(
+def test_a_bundle_without_readable_rules_does_not_take_over(
     home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
 ) -> None:
     old, new = read_champion(home).bundle_id, add_bundle(home, toy_bundle, "new")
@@ -261,18 +261,18 @@ def test_a_bundle_without_readable_availability_does_not_take_over(
             return client.post("/v1/recommendations", json=body).json()
 
         first = ask()["items"][0]["item_id"]
-        file = settings.availability_path
-        file.write_text(json.dumps({"out_of_stock": [first]}))
+        file, ban = settings.rules_path, f"ban:\n  - {{name: recall, items: [{first}]}}\n"
+        file.write_text(ban)
         eventually(lambda: first not in {item["item_id"] for item in ask()["items"]})
-        file.write_text("{")  # half written
+        file.write_text("ban: [")  # half written
         point(home, new)
         refused = 'reco_bundle_updates_total{outcome="refused"} 1.0'
         eventually(lambda: refused in client.get("/metrics").text, 60)
         answer = ask()
         assert answer["bundle_id"] == old
         assert first not in {item["item_id"] for item in answer["items"]}
-        assert any("availability file could not be read again" in line for line in running.stderr)
-        file.write_text(json.dumps({"out_of_stock": [first]}))
+        assert any("rules file could not be read again" in line for line in running.stderr)
+        file.write_text(ban)
         point(home, old)
         time.sleep(2 * POLL_S)  # the endpoint reads the pointer and forgets the refusal
         point(home, new)

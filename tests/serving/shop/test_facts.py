@@ -20,9 +20,9 @@ from serving.answer.recommender import Recommender, open_recommender
 from serving.errors import FactsUnavailable
 from serving.schemas import Request
 from serving.settings import Settings
-from serving.shop.availability import AvailabilityFile
 from serving.shop.fact_store import FactStore, SqliteFactStore, open_fact_store
 from serving.shop.facts import LiveFacts
+from serving.shop.rules import RulesFile
 from serving.stores.online_features import MemoryStore
 from tests.chaos.procs import eventually
 
@@ -36,6 +36,7 @@ class Catalogue:
     def __init__(self) -> None:
         self.item_ids = np.array([f"i{n}" for n in range(10)])
         self.code_of = {f"i{n}": n for n in range(10)}
+        self.store_row: dict[str, int] = {}
 
     def codes(self, ids: list[str]) -> np.ndarray:
         return np.array([self.code_of[item] for item in ids if item in self.code_of], np.int64)
@@ -114,19 +115,6 @@ def test_a_change_and_its_end_take_effect(tmp_path: Path) -> None:
         eventually(lambda: excluded(live) == [])
 
 
-def test_items_of_the_file_and_of_the_store_are_excluded(tmp_path: Path) -> None:
-    store, file = SqliteFactStore(tmp_path / "facts.db"), tmp_path / "availability.json"
-    with closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file))) as live:
-        store.write([stock("i1", 0)])
-        file.write_text('{"out_of_stock": ["i2"], "banned": ["i3", "unknown"]}')
-        eventually(lambda: excluded(live) == [1, 2, 3])
-        file.write_text("{broken")
-        time.sleep(0.6)
-        assert excluded(live) == [1, 2, 3]
-        file.unlink()
-        eventually(lambda: excluded(live) == [1])
-
-
 def reads(outcome: str) -> float:
     return REGISTRY.get_sample_value("reco_fact_reads_total", {"outcome": outcome}) or 0.0
 
@@ -196,12 +184,12 @@ def test_a_store_broken_from_the_start_is_read_after_recovery(tmp_path: Path) ->
 
 
 def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
-    store, file = Breaking(tmp_path / "facts.db"), tmp_path / "availability.json"
-    file.write_text('{"banned": ["i2"]}')
+    store, file = Breaking(tmp_path / "facts.db"), tmp_path / "rules.yaml"
+    file.write_text("ban:\n  - {name: recall, items: [i2]}\n")
     store.write([stock("i1", 0)])
 
     def live() -> Any:
-        return closing(LiveFacts(CATALOGUE, store, AvailabilityFile(file)))
+        return closing(LiveFacts(CATALOGUE, store, RulesFile(file, CATALOGUE, {})))
 
     with live() as before, live() as whole:
         assert before.state == whole.state == "ready"
@@ -211,10 +199,10 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
         assert whole.lacks(before) == [], "what it has read it keeps"
         with live() as blind, live() as other:
             assert blind.state == "unavailable"
-            assert blind.lacks(before) == ["availability file", "fact store"]
+            assert blind.lacks(before) == ["fact store", "rules file"]
             assert other.lacks(blind) == [], "nothing is lost that nobody knew"
             store.broken = False
-            eventually(lambda: blind.lacks(before) == ["availability file"])
+            eventually(lambda: blind.lacks(before) == ["rules file"])
             assert blind.state == "unavailable", "the file still is"
             file.unlink()
             eventually(lambda: blind.lacks(before) == [])

@@ -27,6 +27,7 @@ from serving.stores.online_features import open_store
 from tests.chaos.procs import eventually
 from tests.serving.cache.test_cached_answers import Counting, ask_all, shown
 from tests.serving.conftest import build_statistics
+from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0  # 2017-12-05T18:30Z
 STATISTICS, VOCABULARY = build_statistics()
@@ -288,14 +289,14 @@ def test_a_pinned_item_that_is_excluded_is_not_shown(recommender: Recommender, w
         asked = replace(LOUD, profile="premium")
     follow(recommender, text)
     if why == "sold out":
-        recommender.facts._listed = np.array([cheap])
+        set_stock(recommender, [cheap])
     try:
         for answer in (recommender.recommend(asked), recommender.fallback(asked, "test")):
             assert item(cheap) not in ids(answer)
             assert len(answer.items) >= 5
             assert not [one for one in answer.items if "pinned" in one.reason]
     finally:
-        recommender.facts._listed = np.empty(0, np.int64)
+        set_stock(recommender, [cheap], None)
 
 
 def test_a_boost_lifts_a_low_item_and_gives_its_reason(recommender: Recommender) -> None:
@@ -558,7 +559,7 @@ def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path,
     bundle, file = load_bundle(toy_bundle), tmp_path / "rules.yaml"
 
     def live() -> LiveFacts:
-        return LiveFacts(bundle.statistics, None, None, RulesFile(file, bundle.statistics, bundle.vocabulary))
+        return LiveFacts(bundle.statistics, None, RulesFile(file, bundle.statistics, bundle.vocabulary))
 
     file.write_text("ban:\n  - {name: a, types: [type 1]}\n")
     before = live()

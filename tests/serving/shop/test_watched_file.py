@@ -1,6 +1,8 @@
-"""A watched file: read when it changes, never trusted blindly; `test_availability` has the rest."""
+"""A watched file: read when it changes, never trusted blindly."""
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def test_the_last_value_is_kept_while_the_file_is_broken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "number"
-    watched = WatchedFile(file, read, 0, "number")
+    watched = WatchedFile(file, read, 0)
     assert two_looks(watched) == [None, None]
     file.write_text("7")
     assert two_looks(watched) == [None, 7]
@@ -46,7 +48,7 @@ def test_a_file_being_written_is_used_once_it_stays_the_same(tmp_path: Path) -> 
     """A save without a rename: the file is empty, then partial; or it is removed and created again."""
     file = tmp_path / "number"
     file.write_text("700")
-    watched = WatchedFile(file, str_of, "nothing", "number")
+    watched = WatchedFile(file, str_of, "nothing")
     assert (two_looks(watched), watched.settled) == ([None, "700"], True)
     for half in ("", "80", "800"):
         file.write_text(half)
@@ -69,13 +71,53 @@ def test_a_file_changed_during_a_read_is_read_again(tmp_path: Path) -> None:
             place.write_text(text)
         return found
 
-    watched = WatchedFile(file, slowly, "nothing", "number")
+    watched = WatchedFile(file, slowly, "nothing")
     assert [watched.changed() for _ in range(4)] == [None, None, None, "333"]
 
 
 def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("12345678901")
-    watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0, "number")
+    watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0)
     assert two_looks(watched) == [None, None]
     assert watched.broken == "expected a regular file of at most 10 bytes"
+
+
+def test_content_that_comes_back_with_its_old_time_ends_the_fault(tmp_path: Path) -> None:
+    file = tmp_path / "number"
+    file.write_text("7")
+    watched = WatchedFile(file, read, 0)
+    assert (two_looks(watched), watched.broken) == ([None, 7], "")
+    good = file.stat().st_mtime_ns
+    file.write_text("x")
+    assert two_looks(watched) == [None, None]
+    assert watched.broken
+    file.write_text("7")
+    os.utime(file, ns=(good, good))
+    assert (two_looks(watched), watched.broken) == ([None, None], "")
+
+
+def test_a_file_is_read_again_after_a_failed_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "number"
+    file.write_text("7")
+    failures = [OSError(errno.ESTALE, "stale file handle")] * 2
+
+    def read_stale(place: Path) -> int:
+        if failures:
+            raise failures.pop()
+        return read(place)
+
+    watched = WatchedFile(file, read_stale, 0)
+    assert [watched.changed() for _ in range(3)] == [None] * 3
+    assert watched.broken
+    assert len(caplog.records) == 1
+    assert (watched.changed(), watched.broken) == (7, "")
+
+
+def test_a_file_that_is_not_regular_is_never_opened(tmp_path: Path) -> None:
+    """Opening a pipe waits for its other end: the watching thread would block."""
+    file = tmp_path / "number"
+    os.mkfifo(file)
+    watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0)
+    assert two_looks(watched) == [None, None]
+    assert "expected a regular file" in watched.broken
