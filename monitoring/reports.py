@@ -10,7 +10,6 @@ agree to rounding (a test checks it).
 
 from __future__ import annotations
 
-import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -61,31 +60,6 @@ def show_numbers(measured: Mapping[str, float], numbers: Any) -> None:
     for name, value in measured.items():
         numbers.log_metric(name, value)
     Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
-
-
-def draw_weeks(
-    weeks: pd.DataFrame, path: Path, title: str = "PSI of each week against the reference"
-) -> None:
-    """Draw the rows of one column of `pipelines.bench.drift.drift_by_week` as a PNG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots()
-    week = pd.to_datetime(weeks["week"])
-    axes.plot(week, weeks["psi"], color="#33576b", linewidth=1.2, marker="o", markersize=3, label="PSI")
-    alarms = (weeks["status"] == "alarm").to_numpy()
-    axes.plot(week[alarms], weeks["psi"][alarms], "o", color=_RED, markersize=6, label="alarm")
-    for line, style in (("alarm_at", "-"), ("warn_at", "--"), ("noise_floor", ":")):
-        axes.plot(week, weeks[line], style, color="grey", linewidth=1, label=_LINES[line])
-    axes.set(ylabel="PSI", title=title, ylim=(0, None))
-    axes.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
-    axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_file(path, picture.getvalue())
-
-
-_LINES = {"alarm_at": "alarm line", "warn_at": "warning line", "noise_floor": "noise floor"}
 
 
 def _measure(histograms: Sequence[Histogram]) -> Measured:

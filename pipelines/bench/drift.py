@@ -13,7 +13,6 @@ import pandas as pd
 from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from monitoring.drift import compare
-from monitoring.reports import draw_weeks
 from monitoring.shares import FALSE_ALARMS
 from monitoring.verdict import judge
 from monitoring.windows import Embeddings, EventFrames, Window, event_tables, purchases
@@ -25,7 +24,7 @@ from pipelines.bench.injected_drift import (
     prediction_drift,
     share_power,
 )
-from pipelines.bench.report import fixed, percent, table, write_report
+from pipelines.bench.report import fixed, percent, picture, table, write_report
 from serving.release.bundle import read_manifest
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,11 @@ COLUMNS = (
     "weekday",
 )
 FIELDS = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
+_LINES = (
+    ("alarm_at", "-", "alarm line"),
+    ("warn_at", "--", "warning line"),
+    ("noise_floor", ":", "noise floor"),
+)
 
 
 def bench_drift(
@@ -103,6 +107,20 @@ def drift_by_week(
         log.info("week of %s: %s", monday.date(), verdict.status)
         monday += pd.DateOffset(days=7)
     return pd.DataFrame(rows, columns=["week", "column", *FIELDS])
+
+
+def draw_weeks(weeks: pd.DataFrame, file: Path, title: str) -> None:
+    """Draw the rows of one column of `drift_by_week` as a PNG."""
+    week, psi = pd.to_datetime(weeks["week"]), weeks["psi"]
+    alarms = (weeks["status"] == "alarm").to_numpy()
+    with picture(file, (9, 3.6)) as (_, axes):
+        axis = axes[0, 0]
+        axis.plot(week, psi, color="#33576b", linewidth=1.2, marker="o", markersize=3, label="PSI")
+        axis.plot(week[alarms], psi[alarms], "o", color="#b3261e", markersize=6, label="alarm")
+        for name, style, label in _LINES:
+            axis.plot(week, weeks[name], style, color="grey", linewidth=1, label=label)
+        axis.set(ylabel="PSI", title=title, ylim=(0, None))
+        axis.legend(frameon=False, fontsize=8, ncols=5, loc="upper left")
 
 
 def first_weeks(data: Dataset) -> Window:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from monitoring.drift import compare
-from monitoring.reports import Measured, draw_weeks, evidently_psi, write_report
+from monitoring.reports import Measured, evidently_psi, write_report
 from monitoring.verdict import judge
 from monitoring.windows import TablePair
 
@@ -91,20 +91,3 @@ def test_a_column_that_was_not_compared_has_dashes(tmp_path: Path) -> None:
     assert "schema change" in page
     assert "<td>–</td>" in page
     assert "the column is gone" in page
-
-
-@pytest.mark.slow
-def test_weeks_are_drawn(tmp_path: Path) -> None:
-    weeks = pd.DataFrame(
-        {
-            "week": ["2024-01-01", "2024-01-08"],
-            "column": "category",
-            "psi": [0.02, 0.2],
-            "noise_floor": 0.01,
-            "warn_at": 0.06,
-            "alarm_at": 0.1,
-            "status": ["ok", "alarm"],
-        }
-    )
-    draw_weeks(weeks, tmp_path / "pictures" / "weeks.png")
-    assert (tmp_path / "pictures" / "weeks.png").read_bytes().startswith(b"\x89PNG")

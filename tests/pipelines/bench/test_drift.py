@@ -10,7 +10,7 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import Window
-from pipelines.bench.drift import COLUMNS, bench_drift, drift_by_week, drift_table, first_weeks
+from pipelines.bench.drift import COLUMNS, bench_drift, draw_weeks, drift_by_week, drift_table, first_weeks
 from tests.docs import figures
 
 NEW_YORK = "America/New_York"
@@ -36,6 +36,23 @@ def test_the_reference_begins_with_the_first_whole_week(
     assert first_weeks(read_dataset(dataset(events(3)))) == Window(day(0), day(63))
     assert first_weeks(read_dataset(dataset(events(1).assign(at=day(-1))))) == Window(day(0), day(63))
     assert first_weeks(read_dataset(dataset(events(3, first_day=1)))) == Window(day(7), day(70))
+
+
+@pytest.mark.slow
+def test_weeks_are_drawn(tmp_path: Path) -> None:
+    weeks = pd.DataFrame(
+        {
+            "week": ["2024-01-01", "2024-01-08"],
+            "column": "category",
+            "psi": [0.02, 0.2],
+            "noise_floor": 0.01,
+            "warn_at": 0.06,
+            "alarm_at": 0.1,
+            "status": ["ok", "alarm"],
+        }
+    )
+    draw_weeks(weeks, tmp_path / "pictures" / "weeks.png", "PSI")
+    assert (tmp_path / "pictures" / "weeks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_shows_the_cause_of_each_alarm() -> None:
