@@ -19,7 +19,8 @@ from pipelines.cli.options import (
     trusted_keys_option,
 )
 from pipelines.cli.rollout import roll_back_traffic
-from pipelines.run.launch import champions_run, existing_registry, run_datasets
+from pipelines.run.launch import existing_registry, run_datasets
+from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:

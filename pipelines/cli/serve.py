@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from pipelines.cli.options import FOLDER, PORT, Context, common_options
-from pipelines.run.launch import absolute, champions_run, check_data
+from pipelines.run.launch import absolute, check_data
+from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 from serving.settings import Settings
 

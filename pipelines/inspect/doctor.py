@@ -22,8 +22,8 @@ import psutil
 
 from components.home import command, read_running
 from pipelines.inspect.preview_rules import check_rules
-from pipelines.run.launch import DATA_NAMES, champions_run
-from pipelines.run.runs import list_runs
+from pipelines.run.launch import DATA_NAMES
+from pipelines.run.runs import champions_run, list_runs
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import read_manifest, verify_files
 from serving.release.champion import Champion, read_champion

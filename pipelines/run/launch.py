@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -11,11 +10,11 @@ from filelock import FileLock
 
 from components.home import Conflict, command, read_running
 from feature_repo.errors import USAGE, RecoError
-from feature_repo.ids import closest, is_name
+from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
-from pipelines.run.runs import Run, RunUnknown, Size, find_run, list_runs
-from serving.errors import BundleInvalid, NoChampion
+from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
+from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
@@ -244,30 +243,6 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
 
 
 # -------------------------------------------------------------------------------------- runs and data
-
-
-def champions_run(home: Path) -> Run | None:
-    """Return the newest run that promoted the champion or, if it was refreshed, an ancestor of it."""
-    promoted: dict[str, Run] = {}
-    for run in list_runs(home):
-        for step in run.steps:
-            output = step.parameters.get("Output")
-            if step.name == "promote-bundle" and output:
-                promoted.setdefault(output["bundle_id"], run)
-    lineage = _lineage(home, read_champion(home).bundle_id)
-    return next((promoted[bundle_id] for bundle_id in lineage if bundle_id in promoted), None)
-
-
-def _lineage(home: Path, bundle_id: str) -> Iterator[str]:
-    """Yield a bundle's id and those of its ancestors, as far as the home holds them."""
-    from serving.release.bundle import read_manifest
-
-    while is_name(bundle_id):
-        yield bundle_id
-        try:
-            bundle_id = str(read_manifest(home / "bundles" / bundle_id)["made_from"].get("parent", ""))
-        except BundleInvalid:
-            return  # it was promoted elsewhere, or removed: its ancestors are unknown
 
 
 def evaluated_run(home: Path) -> Run:

@@ -20,7 +20,10 @@ import psutil
 
 from components.home import command, write_json
 from feature_repo.errors import USAGE, RecoError
+from feature_repo.ids import is_name
 from pipelines.run.graph import Outputs
+from serving.errors import BundleInvalid, NoChampion
+from serving.release.champion import read_champion
 
 Size = Literal["full", "default", "fast"]  # of the pipeline: see `pipelines.training`
 
@@ -193,20 +196,56 @@ def find_run(home: Path, name: str) -> Run:
     raise RunUnknown(f"{found} {name!r} under {home / 'runs'}; newest: {newest}")
 
 
+def champions_run(home: Path) -> Run | None:
+    """Return the newest run that promoted the champion or, if it was refreshed, an ancestor of it."""
+    promoted: dict[str, Run] = {}
+    for run in list_runs(home):
+        for step in run.steps:
+            output = step.parameters.get("Output")
+            if step.name == "promote-bundle" and output:
+                promoted.setdefault(output["bundle_id"], run)
+    lineage = _lineage(home, read_champion(home).bundle_id)
+    return next((promoted[bundle_id] for bundle_id in lineage if bundle_id in promoted), None)
+
+
+def _lineage(home: Path, bundle_id: str) -> Iterator[str]:
+    """Yield a bundle's id and those of its ancestors, as far as the home holds them."""
+    from serving.release.bundle import read_manifest
+
+    while is_name(bundle_id):
+        yield bundle_id
+        try:
+            bundle_id = str(read_manifest(home / "bundles" / bundle_id)["made_from"].get("parent", ""))
+        except BundleInvalid:
+            return  # it was promoted elsewhere, or removed: its ancestors are unknown
+
+
 def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
-    """Remove the artifacts of all but the newest runs and the run `spare`; records and logs stay.
+    """Remove the artifacts of all but the newest runs, the run `spare` and the champion's; the rest stays.
+
+    A refresh and an extension need the artifacts of the run that promoted the champion.
 
     Returns:
         The ids of the runs that were freed.
     """
+    spared = {spare, _champions_run_id(home)}
     freed = []
     for run in list(list_runs(home))[keep:]:
         left = [place for name in ("artifacts", "working") if (place := run.folder / name).exists()]
-        if left and run.run_id != spare and run.status != "running":
+        if left and run.run_id not in spared and run.status != "running":
             for place in left:
                 shutil.rmtree(place)
             freed.append(run.run_id)
     return freed
+
+
+def _champions_run_id(home: Path) -> str:
+    """Return the id of the champion's run; empty without a champion, or if no run promoted it."""
+    try:
+        run = champions_run(home)
+    except NoChampion:
+        return ""
+    return run.run_id if run else ""
 
 
 def usual_steps(home: Path, run: Run) -> dict[str, StepState]:

@@ -12,9 +12,8 @@ from components.hyper_parameters import GROUPS, RetrieverParams
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
-from pipelines.run.launch import champions_run
 from pipelines.run.local_run import StepFailed, resume_run
-from pipelines.run.runs import Run, Size, new_run
+from pipelines.run.runs import Run, Size, champions_run, new_run
 from pipelines.training import (
     FAST,
     LAPTOP_TEACHERS,

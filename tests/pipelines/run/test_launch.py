@@ -16,14 +16,13 @@ from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
-    champions_run,
     dataset_of,
     newest_data,
     retrain,
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
-from pipelines.run.runs import Run, new_run
+from pipelines.run.runs import Run, champions_run, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.stages.retrieval import Quotas

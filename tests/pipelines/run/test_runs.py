@@ -7,6 +7,7 @@ from pipelines.run.graph import Outputs
 from pipelines.run.runs import (
     Run,
     RunUnknown,
+    champions_run,
     drop_artifacts,
     find_run,
     list_runs,
@@ -14,6 +15,7 @@ from pipelines.run.runs import (
     read_run,
     usual_steps,
 )
+from serving.release.champion import Champion, write_champion
 
 
 def finish(run: Run, seconds: float = 1.0) -> Run:
@@ -124,6 +126,25 @@ def test_artifacts_of_older_runs_are_removed_and_their_records_stay(tmp_path: Pa
     assert [run.run_id for run in list_runs(tmp_path)] == newest
     assert [run.artifacts("a").exists() for run in list_runs(tmp_path)] == [True, True, False, True]
     assert drop_artifacts(tmp_path, keep=2) == []
+
+
+def test_artifacts_of_the_champions_run_stay_after_runs_that_the_gate_refused(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        run = new_run(tmp_path, "training", {}, ["promote-bundle"])
+        run.artifacts("train-retriever").mkdir(parents=True)
+        promoted = run.step("promote-bundle")
+        promoted.parameters = {"Output": {"bundle_id": f"b{version}", "version": version}}
+        finish(run)
+    write_champion(tmp_path, Champion("b2", "2", "reco", "bundles/b2", "2024-01-01", "2024-01-02"))
+    refused = [new_run(tmp_path, "training", {}, ["promote-bundle"]) for _ in range(3)]
+    refused[0].step("promote-bundle").status = "failed"
+    refused[0].save()
+    drop_artifacts(tmp_path, keep=3)
+    origin = champions_run(tmp_path)
+    assert origin is not None
+    assert origin.artifacts("train-retriever").exists(), "`reco refresh` and `reco extend` start from it"
+    kept = [run for run in list_runs(tmp_path) if (run.folder / "artifacts").exists()]
+    assert [run.run_id for run in kept] == [origin.run_id]
 
 
 def test_a_password_is_never_shown_and_only_the_owner_reads_it(tmp_path: Path) -> None:
