@@ -6,8 +6,6 @@ ends when the new one is ready, so that the slot always answers.
 
 from __future__ import annotations
 
-import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -87,8 +85,8 @@ class Slots:
         self._objects, self._settings, self._logs, self._launch = objects, settings, logs, launch
         self._pods: dict[str, list[_Pod]] = {slot: [] for slot in SLOTS}
         self._failed: dict[str, Document] = {}  # slot -> the InferenceService whose first start failed
+        self._ending: list[subprocess.Popen[bytes]] = []
         self._number, self._over = 0, threading.Event()
-        self._changes = objects.watch("inferenceservices")
         logs.mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._run, name="slots", daemon=True)
         self._thread.start()
@@ -97,24 +95,22 @@ class Slots:
         """End all processes as an operator would."""
         self._over.set()
         self._thread.join()
-        pods = [pod for pods in self._pods.values() for pod in pods]
-        for pod in pods:
-            pod.process.terminate()
-        for pod in pods:
-            _end(pod.process, self._settings)
-
-    def pids(self, slot: str) -> list[int]:
-        """Return the processes of a slot."""
-        return [pod.process.pid for pod in self._pods[slot]]
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            for slot in SLOTS:
-                self._reconcile(slot)
-            try:
-                self._changes.get(timeout=LOOK_S)
-            except queue.Empty:
-                continue
+        try:
+            while not self._over.wait(LOOK_S):
+                for slot in SLOTS:
+                    self._reconcile(slot)
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """End all processes, in the thread that started them: the kernel kills those that outlive it."""
+        for pod in [pod for pods in self._pods.values() for pod in pods]:
+            self._ending.append(pod.process)
+            pod.process.terminate()
+        for process in self._ending:
+            _end(process, self._settings)
 
     def _reconcile(self, slot: str) -> None:
         found = self._objects.get(("inferenceservices", NAMESPACE, service(slot)))
@@ -158,7 +154,9 @@ class Slots:
     def _remove(self, slot: str, pod: _Pod) -> None:
         """Take a pod from its Service, then end it: requests in flight are answered."""
         self._drop(slot, pod)
-        pod.process.send_signal(signal.SIGTERM)
+        self._ending = [process for process in self._ending if process.poll() is None]
+        self._ending.append(pod.process)
+        pod.process.terminate()
         threading.Thread(target=_end, args=(pod.process, self._settings), daemon=True).start()
 
     def _drop(self, slot: str, pod: _Pod) -> None:

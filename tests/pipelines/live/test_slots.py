@@ -15,10 +15,14 @@ from serving.settings import Settings
 from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
-# Ready at once, unless its bundle is called `broken`.
+# Ready at once, unless its bundle is called `broken`. It takes a moment to end, and then leaves a file.
 ENDPOINT = """
-import http.server, os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+import http.server, os, pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.2)
+    pathlib.Path(os.environ["RECO_HOME"], os.environ["RECO_HTTP_PORT"] + ".ended").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
 if sys.argv[2].endswith("broken"):
     sys.exit("golden request 3 is wrong")
 class Ready(http.server.BaseHTTPRequestHandler):
@@ -32,15 +36,20 @@ SLOT = ("inferenceservices", NAMESPACE, "checkout-green")
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Iterator[Objects]:
-    objects = new_cluster("file:///store/b1", tmp_path / "log")
+    objects, slots = start(tmp_path)
+    yield objects
+    slots.close()
+
+
+def start(home: Path) -> tuple[Objects, Slots]:
+    objects = new_cluster("file:///store/b1", home / "log")
 
     def launch(bundle: Path) -> Sequence[str]:
         return (sys.executable, "-c", ENDPOINT)
 
-    slots = Slots(objects, Settings(tmp_path, drain_s=0.0, grace_s=0.0), tmp_path / "logs", launch)
+    slots = Slots(objects, Settings(home, drain_s=0.0, grace_s=60.0), home / "logs", launch)
     eventually(lambda: len(objects.list("pods")) == 1)
-    yield objects
-    slots.close()
+    return objects, slots
 
 
 def fill(objects: Objects, source: str, stop: str = "false") -> None:
@@ -96,3 +105,16 @@ def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> N
         lambda: [p for p in pods(objects) if p["status"]["containerStatuses"][0]["restartCount"]]
     )
     assert restarted[0]["metadata"]["name"] != pod["metadata"]["name"]
+
+
+@pytest.mark.parametrize("park", [False, True], ids=["both serve", "one ends already"])
+def test_closing_lets_each_process_end_by_itself(tmp_path: Path, park: bool) -> None:
+    """It answers what it has, and writes the rest of its log."""
+    objects, slots = start(tmp_path)
+    fill(objects, "file:///store/b2")
+    eventually(lambda: pods(objects))
+    if park:
+        fill(objects, "file:///store/b2", stop="true")
+        eventually(lambda: not pods(objects))
+    slots.close()
+    assert len(list(tmp_path.glob("*.ended"))) == 2
