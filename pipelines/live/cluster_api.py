@@ -1,14 +1,13 @@
 """Objects of a small cluster behind the Kubernetes API: the calls of it that a release makes.
 
 It plays the API server alone: get, list, create and merge patches, with resource versions. There are no
-schemas and no rights. A controller runs in this process and follows the writes by `watch`.
+schemas, no rights and no watches. A controller runs in this process and looks at the objects again and again.
 """
 
 from __future__ import annotations
 
 import http.server
 import json
-import queue
 import sys
 import threading
 import uuid
@@ -42,7 +41,6 @@ class Objects:
         self._lock = threading.RLock()
         self._objects: dict[Key, str] = {}  # as JSON: a copy is cheap
         self._version = 0
-        self._watchers: list[tuple[str, queue.SimpleQueue[tuple[str, Document]]]] = []
 
     def get(self, key: Key) -> Document:
         """Return a copy of an object."""
@@ -80,7 +78,6 @@ class Objects:
                 "resourceVersion": str(self._version),
             }
             self._objects[key] = json.dumps(after)
-            self._tell("MODIFIED" if before else "ADDED", key)
             return after
 
     def merge(self, key: Key, changes: Document, expected: str = "") -> Document:
@@ -98,26 +95,13 @@ class Objects:
     def delete(self, key: Key) -> None:
         """Remove an object."""
         with self._lock:
-            self._tell("DELETED", key)
             del self._objects[key]
             self._version += 1
-
-    def watch(self, plural: str) -> queue.SimpleQueue[tuple[str, Document]]:
-        """Return a queue of the changes of a kind from now on: ADDED, MODIFIED or DELETED, and the object."""
-        changes: queue.SimpleQueue[tuple[str, Document]] = queue.SimpleQueue()
-        with self._lock:
-            self._watchers.append((plural, changes))
-        return changes
 
     @property
     def version(self) -> str:
         """The resource version of the last write."""
         return str(self._version)
-
-    def _tell(self, change: str, key: Key) -> None:
-        for plural, changes in self._watchers:
-            if plural == key[0]:
-                changes.put((change, self.get(key)))
 
 
 def merged(document: Any, changes: Any) -> Any:
