@@ -139,7 +139,7 @@ def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain
             if getattr(error, "exit_code", CHECK_FAILED) != CONFLICT:  # else a training works already
                 outcome["promoted"] = False
         if "promoted" in outcome:  # else the last one's result stays
-            gauges.retraining.set(float(not outcome["promoted"]))
+            gauges.retraining.set(float(not outcome["promoted"] or "failed" in outcome))
         lines.append(f"retraining: {outcome['said']}")
     return lines
 

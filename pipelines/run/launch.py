@@ -159,10 +159,11 @@ def promoted(run: Run) -> str:
 def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timedelta) -> dict[str, Any]:
     """Start the training pipeline for a drift verdict, with the arguments of the champion's run.
 
-    Nothing is started if this window has started a run already, or during the cool-down.
+    The cut and the online store are those of now. Nothing is started if this window has started a run
+    already, or during the cool-down.
 
     Returns:
-        `started`, `said`, and of a started run `run_id` and `promoted`.
+        `started`, `said`, and of a started run `run_id` and `promoted`; `failed` is the step that failed.
 
     Raises:
         Conflict: another run works under this home.
@@ -179,11 +180,16 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         if origin is None:
             release_retrain(decision, home)
             return {"started": False, "said": NO_RUN}
-        given = {name: value for name, value in origin.arguments.items() if name != "train_until"}
+        of_then = ("train_until", "online_store")
+        given = {name: value for name, value in origin.arguments.items() if name not in of_then}
         run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)
     except StepFailed as error:
-        said = f"the champion stays: {error}"
-        return {"started": True, "run_id": error.run.run_id, "promoted": False, "said": said}
+        outcome = {"started": True, "run_id": error.run.run_id, "failed": error.step}
+        if step := error.run.outputs().get("promote-bundle"):
+            version = step.parameters["Output"]["version"]
+            said = f"version {version} is champion, but a later step failed: {error}"
+            return {**outcome, "promoted": True, "said": said}
+        return {**outcome, "promoted": False, "said": f"the champion stays: {error}"}
     except BaseException as error:
         # On a conflict the new run belongs to another process.
         if isinstance(error, Conflict) or before >= {run.run_id for run in list_runs(home)}:

@@ -93,7 +93,8 @@ def test_drift_of_the_stream_starts_a_retraining_and_a_failed_one_is_a_gauge(
 
     def retrain(verdict: DriftVerdict) -> dict[str, Any]:
         verdicts.append(verdict)
-        return {"started": True, "promoted": False, "said": "the champion stays"}
+        said = "version 2 is champion, but a later step failed"
+        return {"started": True, "promoted": True, "failed": "publish-features", "said": said}
 
     gauges = WatchGauges()
     lines = look(Settings(home=home), gauges, retrain)
@@ -102,7 +103,7 @@ def test_drift_of_the_stream_starts_a_retraining_and_a_failed_one_is_a_gauge(
     assert (value("reco_drift_psi_ratio", {"look": "purchases", "column": "item_price"}) or 0) > 1
     assert value("reco_retraining_failed") == 1
     assert [verdict.status for verdict in verdicts] == ["drifted"]
-    assert "retraining: the champion stays" in lines
+    assert "retraining: version 2 is champion, but a later step failed" in lines
 
 
 @pytest.mark.slow

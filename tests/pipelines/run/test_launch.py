@@ -35,9 +35,8 @@ def drifted(tmp_path: Path) -> Path:
     """A home whose champion `good` was promoted by the second of three runs."""
     home = tmp_path / "home"
     for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
-        run = new_run(
-            home, "training", {"data": data, "train_until": "2024-01-01"}, ["promote-bundle"], "fast"
-        )
+        of_then = {"train_until": "2024-01-01", "online_store": "redis://127.0.0.1:16379/0"}
+        run = new_run(home, "training", {"data": data, **of_then}, ["promote-bundle"], "fast")
         step = run.step("promote-bundle")
         step.status = "failed" if bundle_id == "refused" else "done"
         if step.status == "done":
@@ -124,8 +123,27 @@ def test_a_run_that_failed_in_a_step_starts_the_cool_down(
 
     start_with(monkeypatch, fail)
     outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
-    assert (outcome["started"], outcome["promoted"]) == (True, False)
+    assert (outcome["started"], outcome["promoted"], outcome["failed"]) == (True, False, "promote-bundle")
+    assert "the champion stays" in outcome["said"]
     assert (drifted / "retrain.json").exists()
+
+
+def test_a_run_that_fails_after_the_promotion_says_that_the_champion_changed(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(home: Path, *_: object) -> Run:
+        run = new_run(home, "training", {}, ["promote-bundle", "publish-features"])
+        step = run.step("promote-bundle")
+        step.status, step.parameters = (
+            "done",
+            {"Output": {"bundle_id": "new", "version": "3", "changed": True}},
+        )
+        raise StepFailed(run, "publish-features", "FeaturesUnavailable: no Redis answers", 3)
+
+    start_with(monkeypatch, fail)
+    outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert (outcome["started"], outcome["promoted"], outcome["failed"]) == (True, True, "publish-features")
+    assert outcome["said"].startswith("version 3 is champion, but a later step failed: FeaturesUnavailable")
 
 
 def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
