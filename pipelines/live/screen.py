@@ -49,7 +49,12 @@ class Counted:
         return found
 
     def since(self, before: Counted) -> dict[str, Any]:
-        """Return the answers since an earlier look, and the bucket of the 99th percentile."""
+        """Return the answers since an earlier look, and the bucket of the 99th percentile.
+
+        Empty if a counter fell: another process answered then, or the same one began again.
+        """
+        if any(self.rungs.get(name, 0.0) < count for name, count in before.rungs.items()):
+            return {}
         rungs = {name: count - before.rungs.get(name, 0.0) for name, count in self.rungs.items()}
         below = {bound: count - before.buckets.get(bound, 0.0) for bound, count in self.buckets.items()}
         answered = sum(rungs.values())

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.live import screen as module
-from pipelines.live.screen import Screen, described
+from pipelines.live.screen import Counted, Screen, described
 from pipelines.live.supervisor import State
 from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
@@ -66,6 +66,14 @@ def test_figures_are_those_since_the_last_look(tmp_path: Path, states: list[Stat
     ]
     screen.show([State("endpoint", "http://127.0.0.1:1", None, "died"), State("stream", "topic")])
     assert screen.figures() == {}, "no part runs"
+
+
+def test_figures_are_left_out_where_another_process_counts() -> None:
+    """A gateway asks the larger slot, which changes; an endpoint may have begun again."""
+    before = Counted(1.0, {"full": 10.0})
+    assert Counted(2.0, {"full": 8.0, "popular": 2.0}).since(before) == {}
+    assert Counted(2.0, {}).since(before) == {}
+    assert Counted(2.0, {"full": 15.0}).since(before)["answers_per_s"] == 5.0
 
 
 def test_a_terminal_gets_one_screen_and_what_is_said_above_it(tmp_path: Path, states: list[State]) -> None:
