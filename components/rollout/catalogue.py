@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ class ModelCatalogue:
     def __init__(
         self,
         home: Path,
-        tracking_uri: str,
+        registry: Callable[[], str],
         model_name: str,
         datasets: Sequence[Path],
         bundles: str,
@@ -60,7 +60,7 @@ class ModelCatalogue:
 
         Args:
             home: the state folder; it keeps the gate's measurements until the alias moves.
-            tracking_uri: the registry.
+            registry: returns its URI, or raises if there is none; called when it is needed.
             model_name: the registered model's name.
             datasets: as of `promote_bundle`.
             bundles: URI of the store of bundles.
@@ -68,7 +68,7 @@ class ModelCatalogue:
             key: private key that signs the way back, as of `rollback`.
             examine: measures challenger and champion.
         """
-        self._home, self._uri, self._model, self._datasets = home, tracking_uri, model_name, datasets
+        self._home, self._uri, self._model, self._datasets = home, registry, model_name, datasets
         self._bundles, self._trusted, self._key, self._examine = bundles, trusted_keys, key, examine
 
     def place(self, bundle_id: str) -> str:
@@ -90,7 +90,7 @@ class ModelCatalogue:
         Raises:
             NoChampion: there was none.
         """
-        result = rollback(self._uri, self._model, str(self._home), dry_run=True)
+        result = rollback(self._uri(), self._model, str(self._home), dry_run=True)
         return result["version"], result["bundle_id"]
 
     def bundle(self, record: Release) -> Path:
@@ -145,7 +145,7 @@ class ModelCatalogue:
         return promote_bundle(
             record.version,
             self._datasets,
-            self._uri,
+            self._uri(),
             self._model,
             str(self._home),
             dry_run=dry_run,
@@ -154,10 +154,10 @@ class ModelCatalogue:
         )
 
     def _go_back(self) -> None:
-        rollback(self._uri, self._model, str(self._home), False, self._key, self._trusted)
+        rollback(self._uri(), self._model, str(self._home), False, self._key, self._trusted)
 
     def _registry(self) -> Registry:
-        return Registry(self._uri, self._model)
+        return Registry(self._uri(), self._model)
 
     def _measured(self, record: Release) -> Path:
         return self._home / "releases" / f"{record.bundle_id}.json"

@@ -77,6 +77,8 @@ def release(
     if sum((resume, guard, watch, status, dry_run)) > 1:
         raise click.UsageError("give one of --resume, --guard, --watch, --status and --dry-run")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not (status or guard):  # on-call may look and end a release without the registry
+        existing_registry(context.home, tracking_uri)
     pace = Pace()
     pace = replace(
         pace,
@@ -128,7 +130,7 @@ def open_rollout(
     key: Path | None = None,
     deployer: str = "",
 ) -> tuple[Rollout, ModelCatalogue]:
-    """Connect to a cluster, its gateway and the registry."""
+    """Connect to a cluster and its gateway; the registry is asked for when it is needed."""
     import httpx
 
     from components.rollout.catalogue import ModelCatalogue
@@ -148,7 +150,7 @@ def open_rollout(
     uri, model_name = registry
     catalogue = ModelCatalogue(
         context.home,
-        existing_registry(context.home, uri),
+        lambda: existing_registry(context.home, uri),
         model_name,
         datasets,
         place_of_bundles(slot),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def catalogue(home: Path, uri: str, dataset: Path, tmp_path: Path) -> ModelCatalogue:
     store = (tmp_path / "store").as_uri()
-    return ModelCatalogue(home, uri, "recommender", [dataset], store, examine=as_planned)
+    return ModelCatalogue(home, lambda: uri, "recommender", [dataset], store, examine=as_planned)
 
 
 def test_a_version_is_checked_published_sealed_and_undone(
@@ -73,7 +73,14 @@ def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_s
     key, public = write_keys(tmp_path, "ours")
     store = (tmp_path / "store").as_uri()
     catalogue = ModelCatalogue(
-        home, uri, "recommender", [dataset], store, trusted_keys=public.parent, key=key, examine=as_planned
+        home,
+        lambda: uri,
+        "recommender",
+        [dataset],
+        store,
+        trusted_keys=public.parent,
+        key=key,
+        examine=as_planned,
     )
     for name, quality in (("one", 0.17), ("two", 0.18)):
         bundle = evaluated(name, quality)

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from components.rollout import NAMESPACE
 from components.rollout.plan import to_json
 from feature_repo.errors import CHECK_FAILED
-from pipelines.cli import rollout
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import new_cluster
@@ -29,8 +28,8 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def reco(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(rollout, "existing_registry", lambda home, uri: "sqlite:////nowhere/mlflow.db")
+def reco(api: ApiServer, tmp_path: Path) -> Any:
+    """On a machine without a registry."""
 
     def run(*arguments: str, url: str = api.url) -> Any:
         given = ["--home", str(tmp_path), *arguments, "--cluster", url]
@@ -60,13 +59,37 @@ def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(reco: Any, a
     fields = json.loads(to_json(RECORD)) | {"state": "aborted", "reason": "step 5 %", "started_by": "job-1"}
     note = {"metadata": {"annotations": {"reco.dev/release": json.dumps(fields)}}}
     before = api.objects.merge(ROUTE, note)
-    done = reco("release", "2", "--resume", "--deployer", "job-1")
+    registry = ("--tracking-uri", "http://127.0.0.1:9")
+    done = reco("release", "2", "--resume", "--deployer", "job-1", *registry)
     assert (done.exit_code, "version 2 was refused at step 5 %" in done.output) == (CHECK_FAILED, True)
     assert api.objects.get(ROUTE) == before
 
 
 def test_the_guard_says_that_there_is_nothing_to_guard(reco: Any) -> None:
     assert reco("release", "--guard").exit_code == 0
+
+
+def test_a_rollback_gives_the_traffic_back_without_the_registry(
+    reco: Any, api: ApiServer, tmp_path: Path
+) -> None:
+    fields = json.loads(to_json(RECORD)) | {"state": "step", "weight": 25}
+    note = {"metadata": {"annotations": {"reco.dev/release": json.dumps(fields)}}}
+    api.objects.merge(ROUTE, {**note, "spec": {"hostnames": ["checkout.example"]}})
+    done = reco("rollback")
+    assert done.exit_code == 0, done.output
+    assert "blue 100 %, green 0 %" in done.stdout
+    assert "mlflow.db is no registry" in done.stderr
+    assert not (tmp_path / "mlflow.db").exists(), "nothing was created"
+
+
+@pytest.mark.parametrize("arguments", [("release",), ("release", "--resume"), ("release", "--dry-run")])
+def test_what_reads_the_registry_changes_nothing_without_it(
+    reco: Any, api: ApiServer, arguments: tuple[str, ...]
+) -> None:
+    before = api.objects.get(ROUTE)
+    done = reco(*arguments)
+    assert (done.exit_code, "mlflow.db is no registry" in done.output) == (2, True)
+    assert api.objects.get(ROUTE) == before
 
 
 @pytest.mark.parametrize(
