@@ -104,6 +104,7 @@ def _python(settings: Settings) -> Iterator[Finding]:
 
 def _packages(settings: Settings) -> Iterator[Finding]:
     """Ask for the distributions by name; importing them would take half a minute."""
+    instead = {"onnxruntime": "onnxruntime-gpu", "faiss-cpu": "faiss-gpu"}
     missing = []
     needed = requires(DISTRIBUTION) or []
     if not needed:
@@ -111,15 +112,11 @@ def _packages(settings: Settings) -> Iterator[Finding]:
         return
     for line in needed:
         name, _, marker = line.partition(";")
-        if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "train")):
+        if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "stream", "train")):
             continue
         name = name.strip().split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
-        try:
-            version(name)
-        except PackageNotFoundError:
+        if not _installed(name) and not _installed(instead.get(name, name)):
             missing.append(name)
-    instead = {"onnxruntime": "onnxruntime-gpu", "faiss-cpu": "faiss-gpu"}
-    missing = [name for name in missing if not _installed(instead.get(name, name))]
     twice = [name for name, other in instead.items() if _installed(name) and _installed(other)]
     if missing:
         yield Finding("packages", "fail", f"not installed: {', '.join(missing)}", "make setup")

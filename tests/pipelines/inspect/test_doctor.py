@@ -11,6 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ def look(home: Path, **settings: object) -> dict[str, Finding]:
     """The findings about a home, without those about this machine's packages."""
     findings = examine(replace(Settings(http_port=0, grpc_port=0), home=home, **settings))  # type: ignore[arg-type]
     return {found.name: found for found in findings if found.name != "packages"}
+
+
+def test_a_package_of_the_stream_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str) -> str:
+        if name == "confluent-kafka":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("pipelines.inspect.doctor.version", without)
+    [found] = [found for found in examine(Settings(home=tmp_path)) if found.name == "packages"]
+    assert (found.status, found.found) == ("fail", "not installed: confluent-kafka")
+    assert found.mend == "make setup"
 
 
 @pytest.fixture
