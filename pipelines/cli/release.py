@@ -24,20 +24,29 @@ from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
-    from components.release.registry import Registry
+    from components.release.registry import Registry, Version
 
 
-@click.group(invoke_without_command=True)
+@click.command()
+@click.argument("version", required=False, metavar="[VERSION]")
 @registry_options
 @common_options
-@click.pass_context
-def models(inner: click.Context, context: Context, tracking_uri: str, model_name: str) -> None:
-    """List model versions; `models show VERSION` shows one."""
-    if inner.invoked_subcommand is not None:
-        return
+def models(context: Context, version: str | None, tracking_uri: str, model_name: str) -> None:
+    """List model versions, or show one with its certificates.
+
+    VERSION is a number or an alias. Of it: metrics, history, and the certificates from its teachers to its
+    file.
+    """
+    registry = _registry(context, tracking_uri, model_name)
+    if version:
+        _show_model(context, registry, version)
+    else:
+        _list_models(context, registry.versions())
+
+
+def _list_models(context: Context, versions: list[Version]) -> None:
     from pipelines.tables import moment, size, table
 
-    versions = _registry(context, tracking_uri, model_name).versions()
     cells = [
         [
             v.version,
@@ -58,22 +67,13 @@ def models(inner: click.Context, context: Context, tracking_uri: str, model_name
     )
 
 
-@models.command("show")
-@click.argument("version", metavar="VERSION")
-@registry_options
-@common_options
-def show_model(context: Context, version: str, tracking_uri: str, model_name: str) -> None:
-    """Show a version, or an alias, with its certificates.
-
-    Metrics, history, and the certificates from its teachers to its file.
-    """
+def _show_model(context: Context, registry: Registry, version: str) -> None:
     import tempfile
 
     from components.release.model_card import CHAIN, chain_rows
     from components.release.registry import RegistryUnreachable
     from pipelines.tables import size, table
 
-    registry = _registry(context, tracking_uri, model_name)
     shown = registry.version(version)
     lines = [asdict(entry) for entry in registry.history() if entry.version == shown.version]
     with tempfile.TemporaryDirectory() as scratch:

@@ -16,7 +16,7 @@ from tests.serving.signed import sealed, write_keys
 
 
 @pytest.mark.parametrize(
-    "arguments", [["models"], ["models", "show", "2"], ["promote"], ["rollback"], ["history"]], ids=" ".join
+    "arguments", [["models"], ["models", "2"], ["promote"], ["rollback"], ["history"]], ids=" ".join
 )
 @pytest.mark.parametrize("left", [None, b""], ids=["nothing", "an empty file"])
 def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str], left: bytes | None) -> None:
@@ -35,7 +35,7 @@ def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str],
     ("arguments", "code", "says"),
     [
         (["models"], 0, "no versions yet"),
-        (["models", "show", "3"], 2, "has no version '3'"),
+        (["models", "3"], 2, "has no version '3'"),
         (["history"], 0, "0 lines"),
         (["promote"], 2, "has no version 'challenger'"),
         (["promote", "--gate", "over_everything=1"], 2, "over_everything"),
@@ -74,10 +74,12 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     registry.complete()
     printed = reco(tmp_path, "history")
     assert (printed.exit_code, "1 lines, each follows" in printed.output) == (0, True)
-    shown = reco(tmp_path, "models", "show", "champion").output
+    shown = reco(tmp_path, "models", "champion").output
     assert "promote 2026-01-01T00:00:00Z  the first" in shown
     assert "train_ranker dcn_v2  aaaaaaaa  its weights  0.2500" in shown
     assert "|" not in shown
+    before = ["--home", str(tmp_path), "champion"]
+    assert reco(tmp_path / "elsewhere", "models", *before).output == shown, "an option counts at each place"
     registry.add(tmp_path / "bundle", {"bundle_id": "b2"}, {}, {})
     registry.point("champion", "2")
     for command in ("history", "promote"):
