@@ -60,7 +60,7 @@ class ModelCatalogue:
 
         Args:
             home: the state folder; it keeps the gate's measurements until the alias moves.
-            registry: returns its URI, or raises if there is none; called when it is needed.
+            registry: returns its URI, or raises where it is missing; called when it is needed.
             model_name: the registered model's name.
             datasets: as of `promote_bundle`.
             bundles: URI of the store of bundles.

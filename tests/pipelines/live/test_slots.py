@@ -109,7 +109,7 @@ def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> N
 
 @pytest.mark.parametrize("park", [False, True], ids=["both serve", "one ends already"])
 def test_closing_lets_each_process_end_by_itself(tmp_path: Path, park: bool) -> None:
-    """It answers what it has, and writes the rest of its log."""
+    """It answers the requests in flight, and writes the rest of its log."""
     objects, slots = start(tmp_path)
     fill(objects, "file:///store/b2")
     eventually(lambda: pods(objects))
