@@ -147,12 +147,14 @@ def submit_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    with _uploaded(pipeline, host, experiment, namespace, token, (image, mount, secret)) as up:
-        run = up.client.run_pipeline(
-            up.experiment_id, up.version_name, None, dict(arguments), up.pipeline_id, up.version_id
-        )
-    url = _page_of(host, run.run_id)
-    return Submitted(run.run_id, url, up.pipeline_id, up.version_id, run.state or "PENDING")
+    with tempfile.TemporaryDirectory() as folder, _experiment(host, experiment, namespace, token) as home:
+        file = Path(folder, f"{pipeline.name}.yaml")
+        write_ir(pipeline, file, image, mount, secret)
+        client, experiment_id = home
+        version = _upload(client, file, pipeline.name, namespace)
+        ids = (version.pipeline_id, version.pipeline_version_id)
+        run = client.run_pipeline(experiment_id, _stamped(pipeline.name), None, dict(arguments), *ids)
+    return Submitted(run.run_id, _page_of(host, run.run_id), *ids, run.state or "PENDING")
 
 
 def repeat_training(host: str, experiment: str, namespace: str = "", token: str = "") -> Submitted:
@@ -178,11 +180,8 @@ def repeat_training(host: str, experiment: str, namespace: str = "", token: str 
             )
         made_by = run.pipeline_version_reference
         arguments = {**run.runtime_config.parameters, CUT: ""}
-        name = f"retraining {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        again = client.run_pipeline(
-            experiment_id, name, None, arguments, made_by.pipeline_id, made_by.pipeline_version_id
-        )
-    ids = (made_by.pipeline_id, made_by.pipeline_version_id)
+        ids = (made_by.pipeline_id, made_by.pipeline_version_id)
+        again = client.run_pipeline(experiment_id, _stamped("retraining"), None, arguments, *ids)
     return Submitted(again.run_id, _page_of(host, again.run_id), *ids, again.state or "PENDING")
 
 
@@ -237,72 +236,47 @@ def schedule_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    with _uploaded(pipeline, host, experiment, namespace, token, (image, mount, "")) as up:
-        found = up.client.list_recurring_runs(page_size=100, experiment_id=up.experiment_id).recurring_runs
+    with tempfile.TemporaryDirectory() as folder, _experiment(host, experiment, namespace, token) as home:
+        file = Path(folder, f"{pipeline.name}.yaml")
+        write_ir(pipeline, file, image, mount)
+        client, experiment_id = home
+        version = _upload(client, file, pipeline.name, namespace)
+        ids = (version.pipeline_id, version.pipeline_version_id)
+        found = client.list_recurring_runs(page_size=100, experiment_id=experiment_id).recurring_runs
         earlier = [one.recurring_run_id for one in found or () if one.display_name == pipeline.name]
-        made = up.client.create_recurring_run(
-            up.experiment_id,
+        made = client.create_recurring_run(
+            experiment_id,
             pipeline.name,
             cron_expression=cron,
             no_catchup=True,
             params=dict(arguments),
-            pipeline_id=up.pipeline_id,
-            version_id=up.version_id,
+            pipeline_id=version.pipeline_id,
+            version_id=version.pipeline_version_id,
         )
         for one in earlier:  # last: a schedule that fails leaves the old one
-            up.client.delete_recurring_run(one)
+            client.delete_recurring_run(one)
     url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
-    return Scheduled(made.recurring_run_id, url, up.pipeline_id, up.version_id, len(earlier))
+    return Scheduled(made.recurring_run_id, url, *ids, len(earlier))
 
 
 def _root(host: str) -> str:
     return host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
 
 
-@dataclass(frozen=True)
-class _Uploaded:
-    client: Any
-    experiment_id: str
-    version_name: str
-    pipeline_id: str
-    version_id: str
+def _upload(client: Any, file: Path, name: str, namespace: str) -> Any:
+    """Upload the IR in a file as a new version of the pipeline of that name; return the version."""
+    # Client.get_pipeline_id sends no namespace: it finds the pipelines that all users share.
+    named = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+    wanted = json.dumps({"predicates": [named]})
+    found = client.list_pipelines(namespace=namespace or None, filter=wanted).pipelines
+    if found:
+        return client.upload_pipeline_version(str(file), _stamped(name), pipeline_id=found[0].pipeline_id)
+    made = client.upload_pipeline(str(file), name, namespace=namespace or None)
+    return client.list_pipeline_versions(made.pipeline_id).pipeline_versions[0]
 
 
-@contextlib.contextmanager
-def _uploaded(
-    pipeline: Any,
-    host: str,
-    experiment: str,
-    namespace: str,
-    token: str,
-    equipment: tuple[str, Mount | None, str],
-) -> Iterator[_Uploaded]:
-    """Upload a pipeline as a new version; inside the block, the client's errors are ours.
-
-    Args:
-        pipeline: the pipeline function.
-        host: root URL of the API.
-        experiment: created if it is missing.
-        namespace: where the cluster has several users.
-        token: bearer token.
-        equipment: image, mount and secret, see `write_ir`.
-    """
-    ask_health(host, token)
-    version_name = f"{pipeline.name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    with tempfile.TemporaryDirectory() as folder, _api(host):
-        file = Path(folder) / f"{pipeline.name}.yaml"
-        write_ir(pipeline, file, *equipment)
-        client = _client(host, namespace, token)
-        pipeline_id = client.get_pipeline_id(pipeline.name)
-        if pipeline_id is None:
-            pipeline_id = client.upload_pipeline(
-                str(file), pipeline.name, namespace=namespace or None
-            ).pipeline_id
-            [version] = client.list_pipeline_versions(pipeline_id).pipeline_versions[:1]
-        else:
-            version = client.upload_pipeline_version(str(file), version_name, pipeline_id=pipeline_id)
-        home = client.create_experiment(experiment, namespace=namespace or None)
-        yield _Uploaded(client, home.experiment_id, version_name, pipeline_id, version.pipeline_version_id)
+def _stamped(name: str) -> str:
+    return f"{name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
 
 def training_since(host: str, experiment: str, namespace: str, token: str, run_id: str) -> bool | None:

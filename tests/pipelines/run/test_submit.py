@@ -50,6 +50,7 @@ class Cluster(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Api)
         self.pipelines: dict[str, str] = {}
+        self.namespace = ""  # of the pipelines
         self.versions: list[dict[str, Any]] = []
         self.uploads: list[str] = []
         self.experiments: dict[str, str] = {}
@@ -78,9 +79,9 @@ class Api(BaseHTTPRequestHandler):
         if path == "/apis/v2beta1/pipelines":
             wanted = json.loads(query["filter"][0])["predicates"][0]
             wanted = wanted.get("string_value") or wanted["stringValue"]
-            found = [
-                {"pipeline_id": i, "display_name": n} for i, n in self.server.pipelines.items() if n == wanted
-            ]
+            is_there = query.get("namespace", [""])[0] == self.server.namespace
+            names = self.server.pipelines if is_there else {}
+            found = [{"pipeline_id": i, "display_name": n} for i, n in names.items() if n == wanted]
             return self._answer({"pipelines": found, "total_size": len(found)} if found else {})
         if re.fullmatch(r"/apis/v2beta1/pipelines/\w+/versions", path):
             return self._answer({"pipeline_versions": self.server.versions[::-1]})
@@ -118,6 +119,8 @@ class Api(BaseHTTPRequestHandler):
         if path.startswith("/apis/v2beta1/pipelines/upload"):
             header = f"Content-Type: {self.headers['Content-Type']}\n\n".encode()
             _, part = message_from_bytes(header + body).walk()  # the envelope, then its content
+            if path.endswith("upload") and query["name"][0] in self.server.pipelines.values():
+                return self._answer({"message": f"the name {query['name'][0]} already exists"}, 409)
             self.server.uploads.append(bytes(part.get_payload(decode=True)).decode())
             version = {"pipeline_version_id": f"v{len(self.server.uploads)}", "pipeline_id": "p1"}
             self.server.versions.append(version)
@@ -125,6 +128,7 @@ class Api(BaseHTTPRequestHandler):
                 assert query["pipelineid"] == ["p1"]
                 return self._answer({**version, "display_name": query["name"][0]})
             self.server.pipelines["p1"] = query["name"][0]
+            self.server.namespace = query.get("namespace", [""])[0]
             return self._answer({"pipeline_id": "p1", "display_name": query["name"][0]})
         document = json.loads(body)
         if path == "/apis/v2beta1/experiments":
@@ -273,9 +277,10 @@ def test_a_first_submission_uploads_the_pipeline_and_runs_it(cluster: Cluster) -
     assert cluster.uploads[0].count("constant: shop-state") == 2 * 3, "two for each step"
 
 
-def test_a_second_submission_adds_a_version(cluster: Cluster) -> None:
-    submit_pipeline(sums, cluster.url, ARGUMENTS)
-    run = submit_pipeline(sums, cluster.url, ARGUMENTS)
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_a_second_submission_adds_a_version(cluster: Cluster, namespace: str) -> None:
+    submit_pipeline(sums, cluster.url, ARGUMENTS, namespace=namespace)
+    run = submit_pipeline(sums, cluster.url, ARGUMENTS, namespace=namespace)
     assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")
     assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
 
