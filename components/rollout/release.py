@@ -8,8 +8,10 @@ aborted goes on.
 from __future__ import annotations
 
 import copy
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ from components.rollout.plan import (
 )
 from feature_repo.errors import RecoError
 
-BEAT_S = 15.0  # between two beats of a deployer that waits
+BEAT_S = 15.0  # between two beats of a deployer that waits, or asks the registry
 TAKEOVER_S = 60.0  # a record without a beat for so long may be resumed by another deployer
 WRITES = 20  # attempts; others write the route's status, too
 EARLIER = 20  # deployers that a record remembers
@@ -299,18 +301,39 @@ class Rollout:
         return record
 
     def _act(self, record: Release) -> None:
-        if record.state == "verify":
-            self._catalogue.check(record)
-        elif record.state == "publish":
-            self._catalogue.publish(record)
-        elif record.state == "seal":
-            self._catalogue.seal(record)
+        catalogue = self._catalogue
+        asked = {"verify": catalogue.check, "publish": catalogue.publish, "seal": catalogue.seal}
+        if record.state in asked:
+            with self._beating(record):
+                asked[record.state](record)
         else:
             self._own()
             for slot in SLOTS:
                 self._shape(record, slot)
         if record.state == "abort":
             self._undo(record)
+
+    @contextmanager
+    def _beating(self, record: Release) -> Iterator[None]:
+        """Write a beat now and then while the block runs: the gate may take two hours."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT_S):
+                try:
+                    self._save(record)
+                except ClusterUnreachable:
+                    continue
+                except RecoError:
+                    return  # another deployer has it by now: the next write says so
+
+        beats = threading.Thread(target=beat, daemon=True)
+        beats.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beats.join()
 
     def _undo(self, record: Release) -> None:
         """Take the aliases from a version; an alias champion that may have moved cannot wait."""

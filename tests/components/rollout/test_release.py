@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from components.home import Conflict
 from components.rollout.manifests import source_of, weights
+from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
+from tests.chaos.procs import eventually
 from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster, place
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "release-and-roll-back.md"
@@ -299,6 +302,47 @@ def test_the_guard_aborts_an_orphan_and_leaves_a_live_release_alone(cluster: Toy
     with pytest.raises(Aborted, match="its deployer was silent for 301 s"):
         cluster.rollout("guard").guard()
     assert weights(cluster.route()) == {"blue": 100, "green": 0}
+
+
+@pytest.mark.parametrize("act", ["check", "publish", "seal"])
+def test_a_deployer_beats_while_it_asks_the_registry(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    monkeypatch.setattr("components.rollout.release.BEAT_S", 0.05)
+    real, beats = getattr(cluster.catalogue, act), list[float]()
+
+    def is_seen() -> bool:
+        found, _ = cluster.rollout().status()
+        return found is not None and found.beat == cluster.now
+
+    def takes_an_hour(record: Release) -> None:
+        cluster.now += 3_600.0
+        eventually(is_seen)
+        guarded = cluster.rollout("guard").guard()
+        assert guarded and guarded.state == record.state
+        with pytest.raises(Conflict, match="is being released by job-1, seen 0 s ago"):
+            cluster.rollout("job-2").resume()
+        beats.append(guarded.beat)
+        real(record)
+
+    monkeypatch.setattr(cluster.catalogue, act, takes_an_hour)
+    assert cluster.release().state == "done"
+    assert len(beats) == 1
+
+
+def test_a_deployer_that_was_ended_while_it_asked_the_registry_writes_nothing_more(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.rollout.release.BEAT_S", 0.05)
+
+    def ended_meanwhile(record: Release) -> None:
+        cluster.rollout("a person").rollback(place)
+        time.sleep(0.2)  # beats are due
+
+    monkeypatch.setattr(cluster.catalogue, "check", ended_meanwhile)
+    with pytest.raises(Conflict, match="another deployer has taken over"):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "aborted"
 
 
 def test_a_deployer_that_was_ended_writes_nothing_more(cluster: ToyCluster) -> None:
