@@ -17,7 +17,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,14 +197,24 @@ def _sign_way_back(
         if trusted_keys:
             check_signed(place, trusted_keys, after)
         return
-    with TemporaryDirectory(dir=home) as scratch:
-        copy = Path(shutil.copytree(place, Path(scratch) / place.name, copy_function=os.link))
+    with _linked(place, home) as copy:
         sign(copy, key)
         if trusted_keys:
             check_signed(copy, trusted_keys, after)
         registry.attach(target, [copy / name for name in SIGNATURE_FILES])
-        for name in SIGNATURE_FILES:
-            (copy / name).replace(place / name)
+        _take_signatures(copy, place)
+
+
+@contextmanager
+def _linked(place: Path, home: Path) -> Iterator[Path]:
+    """Yield a copy of a bundle for new signatures, its files hard links; it goes with the block."""
+    with TemporaryDirectory(dir=home) as scratch:
+        yield Path(shutil.copytree(place, Path(scratch) / place.name, copy_function=os.link))
+
+
+def _take_signatures(copy: Path, place: Path) -> None:
+    for name in SIGNATURE_FILES:
+        (copy / name).replace(place / name)
 
 
 def verified_history(registry: Registry, home: Path) -> list[Promotion]:
@@ -337,10 +348,11 @@ def _signature(
         if missing := set(SIGNATURE_FILES) - registry.names(version):
             fault = f"{min(missing)} is missing: reco sign {version.version} --key KEY"
             return verdict("signature", f"no trusted key signed it, {fault}")
-        with TemporaryDirectory(dir=home) as scratch:
+        with _linked(place, home) as copy:
             for name in SIGNATURE_FILES:
-                registry.download(version, Path(scratch), name).replace(place / name)
-        check_signed(place, trusted, _place(home, before.bundle_id) if before else None)
+                registry.download(version, copy.parent, name).replace(copy / name)
+            check_signed(copy, trusted, _place(home, before.bundle_id) if before else None)
+            _take_signatures(copy, place)
     except BundleInvalid as error:
         return verdict("signature", str(error))
     return verdict("signature")

@@ -480,6 +480,23 @@ def test_only_what_a_trusted_key_signed_is_promoted(
         promote("2", trusted_keys=trusted)
 
 
+def test_refused_signatures_do_not_replace_those_of_the_local_copy(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    (tmp_path / "away").mkdir()
+    stranger, _ = write_keys(tmp_path / "away", "theirs")
+    register(evaluated("one"), uri)
+    version = registry.version("1")
+    path = registry.download(version, tmp_path / "signed")
+    for signer, passes in ((key, True), (stranger, False)):
+        sign(path, signer)
+        registry.attach(version, path.glob("*.sig"))
+        checks = promote(trusted_keys=public.parent, dry_run=True)["checks"]
+        assert checks[0]["passed"] is passes
+        assert check_signed(home / "bundles" / version.bundle_id, public.parent).key == public
+
+
 def test_a_revoked_bundle_gets_no_signature_on_the_way_back(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, tmp_path: Path
 ) -> None:
