@@ -109,7 +109,7 @@ class ModelCatalogue:
         result = self._promote(record, self._examine, dry_run=True)
         rows = [{name: value for name, value in row.items() if name != "passed"} for row in result["checks"]]
         enforce([Check(**row) for row in rows])
-        write_json(self._measured(record), result["measured"])
+        write_json(self._measured(record), {name: result[name] for name in ("previous", "measured")})
 
     def publish(self, record: Release) -> None:
         """Copy the bundle to where pods load it from."""
@@ -118,7 +118,10 @@ class ModelCatalogue:
     def seal(self, record: Release) -> None:
         """Move the alias champion, with its line of the history, and this home's pointer.
 
+        The gate measures again if another version became champion since `check`.
+
         Raises:
+            GateFailed: the version is worse than that one.
             RegistryUnreachable: nothing was changed; `reco release --resume` does it later.
         """
         if record.kind == ROLLBACK:
@@ -126,9 +129,11 @@ class ModelCatalogue:
                 self._go_back()
             return
         file = self._measured(record)
-        # The deployer before this one may have had another disk: then the gate measures again.
-        measured = json.loads(file.read_bytes()) if file.is_file() else None
-        self._promote(record, self._examine if measured is None else lambda *_: measured)
+        # The deployer before this one may have had another disk, and the champion may be another by now:
+        # then the gate measures again.
+        kept = json.loads(file.read_bytes()) if file.is_file() else {}
+        is_of_now = kept.get("previous") == (self._registry().alias(CHAMPION) or "")
+        self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
 
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused."""

@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from components.release.gate import GateFailed
+from components.release.promote_bundle import promote_bundle
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.release.signing import sign
@@ -65,6 +66,23 @@ def test_a_worse_version_is_refused_before_any_pod_loads_it(
     assert tags["refused"] == "verify: NDCG@10 is lower"
     assert registry.alias("challenger") is None, "it is not tried again"
     assert not (home.parent / "store").exists()
+
+
+def test_a_champion_of_meanwhile_is_measured_beside_the_version_before_the_seal(
+    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str, dataset: Path
+) -> None:
+    for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.19)):
+        register_bundle(evaluated(name, quality), uri, "recommender")
+    for version in ("1", "2"):
+        record = replace(RECORD, version=version, bundle_id=catalogue.find(version)[1])
+        catalogue.check(record)
+        if version == "1":
+            catalogue.seal(record)
+    home = str(dataset.parent / "another")
+    promote_bundle("3", [dataset], uri, "recommender", home, examine=as_planned)
+    with pytest.raises(GateFailed, match="against champion"):
+        catalogue.seal(record)
+    assert registry.alias("champion") == "3"
 
 
 def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_signed(
