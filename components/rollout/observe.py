@@ -50,6 +50,7 @@ class Observer:
         self._first: dict[str, SlotCounts] = {}  # by pod
         self._last: dict[str, SlotCounts] = {}
         self._slot: dict[str, str] = {}  # pod -> slot
+        self._there: set[str] = set()  # pods at the first look, ready or not
         self._died: dict[str, int] = {}  # pod -> restarts at the first look
         self._seen_at = 0.0  # when all series were there
 
@@ -80,7 +81,8 @@ class Observer:
         if self._state != (state := (record.id, record.state, record.weight)):
             self._state, self._seen_at = state, now
             self._first, self._last, self._slot, self._died = {}, {}, {}, {}
-        first_look = not self._slot
+            pods = [pod for slot in (record.stable, record.canary) for pod in self._all_pods(slot)]
+            self._there = {pod["metadata"]["uid"] for pod in pods}
         for slot in (record.stable, record.canary):
             pods = self._pods(slot)
             if not pods:
@@ -92,7 +94,8 @@ class Observer:
                 except SeriesMissing as error:
                     missing = f"slot {slot}: {error}"
                     continue
-                self._first.setdefault(uid, counts if first_look else SlotCounts())
+                # A pod that came later counts from its start; one that did not answer at first, from now on.
+                self._first.setdefault(uid, counts if uid in self._there else SlotCounts())
                 self._last[uid], self._slot[uid] = counts, slot
                 if restarts(pod) > self._died.setdefault(uid, restarts(pod)) and slot == record.canary:
                     fault = f"a pod of slot {slot} died"
@@ -111,8 +114,10 @@ class Observer:
         return total(self._last[uid].minus(self._first[uid]) for uid in uids)
 
     def _pods(self, slot: str) -> list[Document]:
-        label = f"serving.kserve.io/inferenceservice={service(slot)}"
-        return [pod for pod in self._cluster.list("Pod", label) if is_ready(pod)]
+        return [pod for pod in self._all_pods(slot) if is_ready(pod)]
+
+    def _all_pods(self, slot: str) -> list[Document]:
+        return self._cluster.list("Pod", f"serving.kserve.io/inferenceservice={service(slot)}")
 
     def _scrape(self, pod: Document) -> tuple[SlotCounts, str]:
         try:

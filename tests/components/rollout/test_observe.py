@@ -76,6 +76,35 @@ def test_a_golden_answer_below_full_is_asked_again(cluster: ToyCluster) -> None:
     assert found.missing == "golden request golden-0: answered on the rung popular"
 
 
+@pytest.mark.parametrize("fault", ["its page did not load", "it was not ready"])
+def test_a_pod_that_did_not_answer_at_the_first_look_counts_from_its_second(
+    cluster: ToyCluster, fault: str
+) -> None:
+    green = cluster.slot("green")
+    green["metadata"]["annotations"]["serving.kserve.io/stop"] = "false"
+    green["spec"]["predictor"]["containers"][0]["env"][0]["value"] = "s3://bundles/b2"
+    cluster._put("inferenceservices", green)
+    step = replace(RECORD, state="step", weight=5)
+    cluster._counts = {"blue": [500.0, 0.0, 0.0, 0.0], "green": [500.0, 400.0, 0.0, 0.0]}
+    watch = observer(cluster)
+    watch.slot(step, cluster.catalogue.bundle(step), golden=False)  # the pods are made
+    [pod] = [one for one in cluster.objects.list("pods") if "green" in one["metadata"]["name"]]
+    key = ("pods", "checkout", pod["metadata"]["name"])
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    if fault == "it was not ready":
+        cluster.objects.merge(key, {"status": {"conditions": []}})
+    else:
+        cluster.no_metrics.add("green")
+    assert "slot green" in watch.comparison(step, 10, None).missing
+    cluster.no_metrics.clear()
+    cluster.objects.merge(key, ready)
+    verdicts = [watch.comparison(step, 10, None).verdict]
+    for slot in ("blue", "green"):
+        cluster._counts[slot][0] += 20.0
+    verdicts.append(watch.comparison(step, 10, None).verdict)
+    assert [verdict and verdict.rows[0]["canary"] for verdict in verdicts] == ["0 of 0", "0 of 20"]
+
+
 def test_the_lists_of_both_slots_to_one_request_overlap(cluster: ToyCluster, tmp_path: Path) -> None:
     from datetime import UTC, datetime
 
