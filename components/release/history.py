@@ -157,6 +157,8 @@ def stack(history: Sequence[Promotion]) -> list[str]:
             if not versions:
                 raise _broken(line.number, "goes back before the first promotion")
             versions.pop()
+            while line.version in versions and versions[-1] != line.version:
+                versions.pop()  # it was deleted, and passed over
         elif line.action == "promote":
             versions.append(line.version)
     return versions

@@ -136,8 +136,9 @@ def rollback(
 ) -> dict[str, Any]:
     """Make the champion before this one the champion again.
 
-    Rolling back twice goes back two promotions: the history is read as a stack. An alias that was moved by
-    hand returns to the champion; one that was set by hand before any promotion is removed.
+    Rolling back twice goes back two promotions: the history is read as a stack. A version that was deleted is
+    passed over. An alias that was moved or removed by hand returns to the champion; one that was set by hand
+    before any promotion is removed.
 
     Args:
         tracking_uri: the registry.
@@ -159,24 +160,24 @@ def rollback(
         registry = Registry(tracking_uri, model_name)
         history = verified_history(registry, root)
         now, versions = registry.alias(CHAMPION), stack(history)
-        action = "rollback" if versions[-1:] == [now] else "restore"
         if now is not None and not versions:
             if not dry_run:
                 registry.unpoint(CHAMPION)
             return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
-        if now is None or (action == "rollback" and len(versions) < 2):
+        earlier = versions[:-1] if versions[-1:] == [now] else versions
+        if not earlier:
             raise NoChampion(
                 f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to"
             )
-        number = versions[-2 if action == "rollback" else -1]
-        line = next(line for line in reversed(history) if line.version == number)
-        target = _promoted(registry, line)
+        target = _newest(registry, history, earlier)
+        action = "restore" if target.version == versions[-1] else "rollback"
         _fetch(registry, root, target)
         if not dry_run:
             last = history[-1] if action == "rollback" else None
             _sign_way_back(registry, root, target, last, key, trusted_keys)
             _move(registry, root, target, now, action)
-    return {"version": target.version, "bundle_id": target.bundle_id, "previous": now, "changed": not dry_run}
+    went = {"version": target.version, "bundle_id": target.bundle_id, "previous": now or ""}
+    return {**went, "changed": not dry_run}
 
 
 def _sign_way_back(
@@ -263,6 +264,23 @@ def _promoted(registry: Registry, line: Promotion) -> Version:
             "its tag bundle_id was changed by hand; restore it"
         )
     return version
+
+
+def _newest(registry: Registry, history: Sequence[Promotion], versions: Sequence[str]) -> Version:
+    """Return the last of some versions that was not deleted.
+
+    Raises:
+        NoChampion: all were.
+        Conflict: as of `_promoted`.
+    """
+    gone: list[NoChampion] = []
+    for number in reversed(versions):
+        line = next(line for line in reversed(history) if line.version == number)
+        try:
+            return _promoted(registry, line)
+        except NoChampion as error:
+            gone.append(error)
+    raise gone[0]
 
 
 def _move(registry: Registry, home: Path, version: Version, before: str | None, action: str) -> None:

@@ -244,6 +244,41 @@ def test_an_alias_moved_back_by_hand_loses_no_line(
     assert len(registry.history()) == 2
 
 
+@pytest.mark.parametrize(
+    ("deleted", "back_to", "then"), [((), "3", "2"), (("3",), "2", "1"), (("2", "3"), "1", "")]
+)
+def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
+    evaluated: Make,
+    promote: Promote,
+    registry: Registry,
+    home: Path,
+    uri: str,
+    deleted: Sequence[str],
+    back_to: str,
+    then: str,
+) -> None:
+    for number in range(4):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        if number < 3:
+            promote()
+    for version in deleted:
+        registry._client.delete_model_version("recommender", version)
+    if not deleted:
+        registry.unpoint("champion")
+    with pytest.raises(Conflict, match=r"names version none, promoted was 3: .*rollback"):
+        promote("4")
+    result = rollback(uri, "recommender", str(home))
+    assert (result["version"], result["previous"]) == (back_to, "")
+    assert read_champion(home).version == registry.alias("champion") == back_to
+    assert promote("4")["previous"] == back_to
+    assert rollback(uri, "recommender", str(home))["version"] == back_to
+    if then:
+        assert rollback(uri, "recommender", str(home))["version"] == then
+    else:
+        with pytest.raises(NoChampion, match="no champion before 1"):
+            rollback(uri, "recommender", str(home))
+
+
 def test_an_alias_set_by_hand_before_any_promotion_is_removed(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
 ) -> None:
