@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from components.pages import flat, is_curve
-from components.release.registry import Registry, RegistryRefused, RegistryUnreachable
+from components.release.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def recorded(
 ) -> dict[str, Any]:
     """Do the work of a step, record it, and return its report.
 
-    A tracking server that is away costs the record, with a warning, and never the work.
+    A tracking server that is away, or refuses the run, costs the record, with a warning, and never the work.
 
     Args:
         tracking_uri: of MLflow.
@@ -45,7 +45,7 @@ def recorded(
         try:
             texts = {name: str(value) for name, value in flat(params)}
             Registry(tracking_uri, model_name).record_step(step, texts, numbers_of(report), began, error)
-        except (RegistryUnreachable, RegistryRefused) as away:
+        except Exception as away:  # noqa: BLE001 - the edge of a step: its work must not be lost with the record
             log.warning("%s is not recorded in MLflow: %s", step, away)
     return report
 

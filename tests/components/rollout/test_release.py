@@ -319,7 +319,8 @@ def test_a_deployer_beats_while_it_asks_the_registry(
         cluster.now += 3_600.0
         eventually(is_seen)
         guarded = cluster.rollout("guard").guard()
-        assert guarded and guarded.state == record.state
+        assert guarded
+        assert guarded.state == record.state
         with pytest.raises(Conflict, match="is being released by job-1, seen 0 s ago"):
             cluster.rollout("job-2").resume()
         beats.append(guarded.beat)
