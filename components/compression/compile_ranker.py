@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
-    "cuda_graph": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
 SERVED = ("cpu",)  # the endpoint's engine; the others are measured for comparison
@@ -180,40 +179,10 @@ def open_engine(file: Path, engine: str) -> Call:
         raise EngineMissing(f"this build of onnxruntime has no {provider}")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    settings = {"enable_cuda_graph": "1"} if engine == "cuda_graph" else {}
-    session = ort.InferenceSession(str(file), options, providers=[(provider, settings)])
+    session = ort.InferenceSession(str(file), options, providers=[provider])
     if session.get_providers()[0] != provider:
         raise EngineMissing(f"{provider} could not start here: no GPU, or not the libraries it needs")
-    if engine != "cuda_graph":
-        return lambda feed: session.run(["score"], feed)
-    return _CudaGraph(session)
-
-
-class _CudaGraph:
-    """Replays one recorded launch per number of candidates: inputs must stay where they were recorded."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
-        self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue], ort.RunOptions]] = {}
-
-    def __call__(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        rows = len(feed["dense"])
-        if rows not in self._bound:
-            binding, options = self._session.io_binding(), ort.RunOptions()
-            options.add_run_config_entry("gpu_graph_id", str(len(self._bound) + 1))
-            values = {
-                name: ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0) for name, value in feed.items()
-            }
-            for name, value in values.items():
-                binding.bind_ortvalue_input(name, value)
-            values["score"] = ort.OrtValue.ortvalue_from_shape_and_type([rows], np.float32, "cuda", 0)
-            binding.bind_ortvalue_output("score", values["score"])
-            self._bound[rows] = binding, values, options
-        binding, values, options = self._bound[rows]
-        for name, value in feed.items():
-            values[name].update_inplace(value)
-        self._session.run_with_iobinding(binding, options)
-        return np.asarray(values["score"].numpy())
+    return lambda feed: session.run(["score"], feed)
 
 
 def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) -> Call:
