@@ -77,14 +77,13 @@ class IndexParams:
 
     target: float = 0.97  # of the k items nearest by exact search, the share that it finds
     k: int = 500  # items that each measured search asks for
-    quota: int = Quotas.tower  # items that the default profile asks for: it may look at less to find them
     margin: float = 0.25  # share of the time that another type must save; nearer ones count as equally fast
     queries: int = 500  # training baskets that are searched for
     seed: int = 0  # of every random choice in this step
 
     def __post_init__(self) -> None:
         """Refuse a measurement of nothing."""
-        require_positive(self, "k", "quota", "queries", "target")
+        require_positive(self, "k", "queries", "target")
         require_share(self, "target", "margin")
 
 

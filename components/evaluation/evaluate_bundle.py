@@ -162,7 +162,7 @@ def _index(bundle: Bundle) -> dict[str, Any]:
     """Return the measurements of the index from its build, without the curve."""
     file = bundle.path / INDEX_REPORT
     report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
-    names = ("kind", "recall", "k", "quota", "target", "p50_ms", "bytes")
+    names = ("kind", "recall", "k", "target", "p50_ms", "bytes")
     return {name: report[name] for name in names if name in report}
 
 

@@ -168,8 +168,7 @@ def seal_with_golden(
 def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
     """Return the settings; a profile has the default one's quotas where it names none.
 
-    The default one looks at as much of the index as its own quota needs; others, whose filters leave items
-    out, at as much as was measured for the deepest search.
+    Each looks at as much of the index as was measured for the deepest search, unless it names another.
 
     Args:
         given: the parameters.
@@ -191,7 +190,6 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
             profiles[name] = read_profile(overlay(usual, own))
         except (TypeError, KeyError) as error:
             raise ValueError(f"profile {name!r}: {error}") from error
-    enough = index["quota"] if quotas.tower <= index["quota"]["k"] else index
     return RankingSettings(
         quotas,
         given.type_penalty,
@@ -200,7 +198,7 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
         tuple(map(int, given.novel_slots)),  # numbers that came as JSON are floats
         float(given.novel_loss),
         given.spares_new,
-        enough["search"],
+        index["search"],
         profiles,
     )
 

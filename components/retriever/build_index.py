@@ -17,7 +17,7 @@ from components.hyper_parameters import IndexParams
 from components.measurement import measured_on
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
-from components.retriever.choose_index import choose_index, measure_index, search_for_quota
+from components.retriever.choose_index import choose_index, measure_index
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
 
@@ -46,8 +46,6 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
     with tempfile.TemporaryDirectory(dir=index) as scratch:
         curve, files = measure_index(vectors, queries, settings, Path(scratch))
         row = choose_index(curve, settings.target, settings.margin)
-        own = [point for point, file in zip(curve, files, strict=True) if file == files[row]]
-        quota = search_for_quota(files[row], own, vectors, queries, settings)
         shutil.move(files[row], index / "index.faiss")
     chosen = curve[row]
     report = {
@@ -57,7 +55,6 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
         "margin": settings.margin,
         "items": vectors.shape[0],
         "dimension": vectors.shape[1],
-        "quota": quota,
         "queries": {"count": len(queries), "of": "the query tower, for baskets of the training window"},
         "curve": curve,
         **measured_on(),

@@ -116,42 +116,6 @@ def choose_index(curve: Sequence[dict[str, Any]], target: float, margin: float) 
     return min(equal, key=lambda row: (curve[row]["bytes"], curve[row]["p50_ms"]))
 
 
-def search_for_quota(
-    file: Path, curve: Sequence[dict[str, Any]], vectors: np.ndarray, queries: np.ndarray, params: IndexParams
-) -> dict[str, Any]:
-    """Return the search of an index that looks at the least and finds the target share of `quota` items.
-
-    Fewer neighbours lie in fewer lists: a search that finds 97 % of the 500 nearest finds more of the 60
-    nearest than is needed.
-
-    Args:
-        file: the index.
-        curve: its points, those that look at least first.
-        vectors: (n, d) float32, row number = item code.
-        queries: (q, d) float32.
-        params: quota, and what recall is enough.
-
-    Returns:
-        How many are asked for (`k`), the search, its recall, and its milliseconds.
-    """
-    k = min(params.quota, len(vectors))
-    exact, item_index = _exact(vectors, queries, k), read_item_index(file)
-    for point in curve:
-        recall = _recall(item_index.search(queries, k, Search(point["search"]))[1], exact)
-        if recall >= params.target:
-            break
-    served = Point(point["kind"], point["description"], point["search"], file, 0.0, recall)
-    [ms] = _times([served], queries, k, np.random.default_rng(params.seed))
-    p50_ms, p99_ms = np.percentile(ms, [50, 99]).tolist()
-    return {
-        "k": k,
-        "search": point["search"],
-        "recall": round(recall, 5),
-        "p50_ms": round(p50_ms, 4),
-        "p99_ms": round(p99_ms, 4),
-    }
-
-
 def _points(
     kind: str, vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray, params: IndexParams, scratch: Path
 ) -> Iterator[Point]:

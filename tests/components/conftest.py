@@ -64,7 +64,7 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
             "baskets": 8_000,
             "served": {"ndcg_at_10": ndcg, "recall_at_20": 0.29, "interval": {"ndcg_at_10": [0.1, 0.2]}},
             "baselines": {"blend": {"ndcg_at_10": 0.13}, "two_tower": {"ndcg_at_10": 0.07}},
-            "index": {"recall": 1.0, "quota": {"recall": 1.0}},
+            "index": {"recall": 1.0},
             **evaluation,
         }
         (path / "evaluation.json").write_text(json.dumps(results))

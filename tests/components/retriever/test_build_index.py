@@ -31,7 +31,6 @@ def test_the_report_names_the_choice_and_its_reason(toy_line: Path) -> None:
     assert (report["kind"], report["search"], report["recall"]) == ("flat", {}, 1.0)
     assert (report["items"], report["k"], report["target"]) == (80, 80, 0.97)
     assert report["curve"][0]["kind"] == "flat"
-    assert (report["quota"]["k"], report["quota"]["search"], report["quota"]["recall"]) == (60, {}, 1.0)
     assert report["bytes"] == (toy_line / "index" / "index.faiss").stat().st_size
     assert sorted(file.name for file in (toy_line / "index").iterdir()) == ["index.faiss", "index.json"]
 
