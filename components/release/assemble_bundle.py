@@ -74,8 +74,7 @@ def assemble_bundle(
     held_out = read_ranker_examples(examples, "calibration")
     gain = choose_new_gain(held_out, OnnxRanker(ranker / GRAPH).scores(held_out))
     settings = replace(_settings(given, json.loads((index / INDEX_REPORT).read_bytes())), new_gain=gain)
-    if bundle.exists():
-        shutil.rmtree(bundle)
+    shutil.rmtree(bundle, ignore_errors=True)
     bundle.mkdir(parents=True)
     shutil.copytree(statistics, bundle / "statistics")
     for source, name in (

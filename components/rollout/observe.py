@@ -78,11 +78,7 @@ class Observer:
     def comparison(self, record: Release, enough: int, logs: Path | None) -> Observed:
         """Compare the slots since the state's first look."""
         now, missing, fault = self._now(), "", ""
-        if self._state != (state := (record.id, record.state, record.weight)):
-            self._state, self._seen_at = state, now
-            self._first, self._last, self._slot, self._died = {}, {}, {}, {}
-            pods = [pod for slot in (record.stable, record.canary) for pod in self._all_pods(slot)]
-            self._there = {pod["metadata"]["uid"] for pod in pods}
+        self._begin(record, now)
         for slot in (record.stable, record.canary):
             pods = self._pods(slot)
             if not pods:
@@ -108,6 +104,14 @@ class Observer:
         is_due = record.overlap is None and record.weight >= OVERLAP_AT and verdict.outcome == GO
         overlap = self._overlap(record, logs) if is_due else None
         return Observed(fault=fault, verdict=verdict, overlap=overlap)
+
+    def _begin(self, record: Release, now: float) -> None:
+        """At a state's first look, forget what was counted before it, and note which pods are there."""
+        if self._state != (state := (record.id, record.state, record.weight)):
+            self._state, self._seen_at = state, now
+            self._first, self._last, self._slot, self._died = {}, {}, {}, {}
+            pods = [pod for slot in (record.stable, record.canary) for pod in self._all_pods(slot)]
+            self._there = {pod["metadata"]["uid"] for pod in pods}
 
     def _since(self, slot: str) -> SlotCounts:
         uids = [uid for uid, its in self._slot.items() if its == slot]

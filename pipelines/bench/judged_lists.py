@@ -19,7 +19,7 @@ from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY
 from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle
 from serving.schemas import MAX_K
-from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots
+from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots, weigh
 from serving.stores.online_features import MemoryStore
 
 
@@ -40,8 +40,9 @@ class JudgedLists:
         for i, task in enumerate(self.tasks):
             rows = slice(int(start[i]), int(start[i + 1]))
             codes = categorical[rows, 0] - 1
-            worth = self.bundle.worth(codes, scores[rows], codes[self.bought[rows]])
             rare, settings = self.bundle.rarity_of(codes), self.bundle.settings
+            bought, weights = codes[self.bought[rows]], self.bundle.weights
+            worth = weigh(self.bundle.statistics, codes, scores[rows], weights, settings.new_gain, bought)
             slots = SlotRules(
                 novel=self.bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new
             )

@@ -319,14 +319,14 @@ def drill(
     from pipelines.drills.system import SHORT
     from pipelines.live.monitors import INSTALL, monitor_programs
 
-    if names[:1] == (RELEASE_DRILL,) and (short or with_alerts or listed):
-        raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
+    if names[:1] == (RELEASE_DRILL,):
+        if short or with_alerts or listed:
+            raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
+        _drill_release(context, names[1:], out, data)
+        return
     if listed:
         drills = choose_drills(names) if names else DRILLS
         context.answer([each.to_dict() for each in drills], list_table(drills))
-        return
-    if names[:1] == (RELEASE_DRILL,):
-        _drill_release(context, names[1:], out, data)
         return
     if not names:
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")

@@ -100,11 +100,18 @@ def release(
     elif watch:
         _follow(rollout, catalogue)
     else:
-        try:
-            if not resume or not _resumed(rollout, version):
-                rollout.start(version or CHALLENGER, catalogue.place)
-        finally:  # an aborted one, too: the table says why
-            show_release(context, *rollout.status())
+        _go(context, rollout, catalogue, version, resume)
+
+
+def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: str, resume: bool) -> None:
+    """Go on with an unfinished release, or begin one."""
+    from components.release.registry import CHALLENGER
+
+    try:
+        if not resume or not _resumed(rollout, version):
+            rollout.start(version or CHALLENGER, catalogue.place)
+    finally:  # an aborted one, too: the table says why
+        show_release(context, *rollout.status())
 
 
 def _resumed(rollout: Rollout, version: str) -> bool:

@@ -37,7 +37,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import rank
-from serving.stages.reranking import KEPT, POOL, Ranked, best_of
+from serving.stages.reranking import KEPT, NO_RARITY, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
@@ -357,10 +357,13 @@ class Recommender:
         """Return the candidates that come into question for the list, at most so many and what rules need."""
         plan = prepared.known.plan
         codes = prepared.candidates.codes
-        worth = self.bundle.worth(codes, scores, prepared.query.history.items)
+        bundle, history = self.bundle, prepared.query.history.items
+        gain, rarity = bundle.settings.new_gain, bundle.rarity
+        worth = weigh(bundle.statistics, codes, scores, bundle.weights, gain, history)
+        rare = NO_RARITY if rarity is None else rarity[codes]
         worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
         pinned = plan.pinned if len(plan.pins) else plan.pins
-        rules = pinned, plan.reserved, self.bundle.rarity_of(codes), self.bundle.novel
+        rules = pinned, plan.reserved, rare, bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(

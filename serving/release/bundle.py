@@ -121,21 +121,6 @@ class Bundle:
         slots = self.settings.novel_slots if self.settings.novelty else ()
         return np.array(sorted(slots), np.int64) - 1
 
-    def worth(self, codes: np.ndarray, scores: np.ndarray, history: np.ndarray) -> np.ndarray:
-        """Return the scores of candidates times all weights of the bundle, (n,) float64.
-
-        Args:
-            codes: (n,) distinct.
-            scores: (n,) probabilities.
-            history: codes of all items that the shopper has bought.
-        """
-        worth = scores.astype(np.float64)
-        if self.weights is not None:
-            worth *= self.weights[codes]
-        if self.settings.new_gain != 1.0 and len(history):
-            worth[self.statistics.find(history, codes) < 0] *= self.settings.new_gain
-        return worth
-
     def rarity_of(self, codes: np.ndarray) -> np.ndarray:
         """Return the rarity of some items, (n,) float64; nothing without novelty."""
         return NO_RARITY if self.rarity is None else self.rarity[codes]

@@ -242,6 +242,30 @@ def exposure_weights(statistics: Statistics, exposure: float) -> np.ndarray | No
     return 1.0 + exposure * of_new_manufacturers(statistics) if exposure else None
 
 
+def weigh(
+    statistics: Statistics,
+    codes: np.ndarray,
+    scores: np.ndarray,
+    weights: np.ndarray | None,
+    new_gain: float,
+    history: np.ndarray,
+) -> np.ndarray:
+    """Return the scores of candidates times all weights of the bundle, (n,) float64.
+
+    Args:
+        statistics: the item table.
+        codes: (n,) distinct.
+        scores: (n,) probabilities.
+        weights: see `exposure_weights`.
+        new_gain: factor for items that the shopper has not bought.
+        history: codes of all items that the shopper has bought; to a stranger all is new, and nothing gains.
+    """
+    worth = scores.astype(np.float64) if weights is None else scores * weights[codes]
+    if new_gain != 1.0 and len(history):
+        worth[statistics.find(history, codes) < 0] *= new_gain
+    return worth
+
+
 def of_new_manufacturers(statistics: Statistics) -> np.ndarray:
     """Return which items are of a new manufacturer, (n,) bool; an unknown manufacturer is not new."""
     codes = statistics.manufacturer.astype(np.int64)

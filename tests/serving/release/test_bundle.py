@@ -215,17 +215,13 @@ def test_the_index_and_the_item_table_stay_in_their_files(toy_bundle: Path) -> N
     assert (opened.index.search(queries, 20)[1] == whole.search(queries, 20)[1]).all()
 
 
-def test_an_item_is_worth_its_score_without_weights_of_re_ranking(toy_bundle: Path) -> None:
+def test_a_bundle_without_weights_of_re_ranking_has_none(toy_bundle: Path) -> None:
     plain = load_bundle(toy_bundle)
-    codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
-    assert plain.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.5]
+    codes = np.array([3, 1])
     assert (plain.weights, plain.rarity, len(plain.rarity_of(codes)), len(plain.novel)) == (None, None, 0, 0)
     weighed = replace(plain, settings=replace(plain.settings, novelty=0.3, novel_slots=(10, 9)))
     assert weighed.novel.tolist() == [8, 9]
     assert len(weighed.rarity_of(codes)) == 2
-    raised = replace(plain, settings=replace(plain.settings, new_gain=1.5))
-    assert raised.worth(codes, scores, codes[:1]).tolist() == [0.25, 0.75]
-    assert raised.worth(codes, scores, codes[:0]).tolist() == [0.25, 0.5], "all is new to a stranger"
 
 
 # ------------------------------------------------------------------------- true hashes, untrue content

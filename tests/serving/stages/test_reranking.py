@@ -27,6 +27,7 @@ from serving.stages.reranking import (
     of_new_manufacturers,
     rare_pool,
     rerank,
+    weigh,
 )
 from tests.serving.conftest import build_statistics
 
@@ -217,6 +218,17 @@ def test_the_lists_equal_the_recorded_ones() -> None:
 
 
 # -------------------------------------------------------------------------------------------- weights
+
+
+def test_items_new_to_the_shopper_gain_and_a_stranger_s_do_not() -> None:
+    statistics, _ = build_statistics(6)
+    codes, scores = np.array([3, 1]), np.array([0.25, 0.5], np.float32)
+    weights = np.arange(1.0, len(statistics.item_ids) + 1)
+    nothing = codes[:0]
+    assert weigh(statistics, codes, scores, None, 1.5, np.array([0, 3])).tolist() == [0.25, 0.75]
+    assert weigh(statistics, codes, scores, None, 1.5, nothing).tolist() == [0.25, 0.5]
+    assert weigh(statistics, codes, scores, weights, 1.5, np.array([0, 3])).tolist() == [1.0, 1.5]
+    assert weigh(statistics, codes, scores, weights, 1.0, np.array([0, 3])).tolist() == [1.0, 1.0]
 
 
 def test_zero_weights_are_omitted() -> None:
