@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,6 @@ KEPT_ENVIRONMENT = ("PATH", "LANG", "TMPDIR", "PYTHONPATH", "NUMBA_CACHE_DIR", "
 Examine = Callable[[Path, Path | None, Path, int], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class ChildLimits:
-    """What the child may take."""
-
-    memory_bytes: int = MEMORY_BYTES  # or `free_memory`, if that is less
-    wall_s: float = WALL_S
-
-
 class MemoryShort(RecoError):
     """Too little memory is free to examine a bundle: that says nothing about the bundle."""
 
@@ -98,16 +90,13 @@ def free_memory(root: Path = Path("/")) -> int:
     return min(free)
 
 
-def examine_apart(
-    challenger: Path, champion: Path | None, dataset: Path, sample: int, limits: ChildLimits | None = None
-) -> dict[str, Any]:
+def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
     """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable.
 
     Raises:
         MemoryShort: nothing was opened.
     """
-    limits = limits or ChildLimits()
-    memory = min(limits.memory_bytes, free_memory())  # with more it might end other processes
+    memory = min(MEMORY_BYTES, free_memory())  # with more it might end other processes
     if memory < LEAST_MEMORY_BYTES:
         raise MemoryShort(
             f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
@@ -128,12 +117,12 @@ def examine_apart(
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=said,
-                timeout=limits.wall_s,
+                timeout=WALL_S,
                 check=False,
             )
             ended = f"ended with {done.returncode}"
         except subprocess.TimeoutExpired:
-            ended = f"took more than {limits.wall_s:g} s"
+            ended = f"took more than {WALL_S:g} s"
         for stream in (result, said):
             stream.seek(0)
         try:

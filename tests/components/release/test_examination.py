@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
-from components.release.examination import ChildLimits, MemoryShort, examine, examine_apart, free_memory
+from components.release.examination import MemoryShort, examine, examine_apart, free_memory
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry, default_tracking_uri
@@ -397,14 +397,16 @@ def test_a_refused_forgery_is_named_and_a_promotion_after_it_is_rolled_back(
 
 
 def test_what_takes_too_much_is_refused_by_the_child_process(
-    home: Path, toy_line: Path, tmp_path: Path
+    home: Path, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = tmp_path / "bomb"
     shutil.copytree(home / "honest", bomb)
     without_record(memory_bomb, bomb)
-    measured = examine_apart(bomb, None, toy_line / "dataset", 5, ChildLimits(memory_bytes=4 << 30))
+    monkeypatch.setattr("components.release.examination.MEMORY_BYTES", 4 << 30)
+    measured = examine_apart(bomb, None, toy_line / "dataset", 5)
     assert measured["verdicts"]["readable"] or measured["verdicts"]["golden requests"]
-    late = examine_apart(home / "honest", None, toy_line / "dataset", 5, ChildLimits(wall_s=0.01))
+    monkeypatch.setattr("components.release.examination.WALL_S", 0.01)
+    late = examine_apart(home / "honest", None, toy_line / "dataset", 5)
     assert "took more than 0.01 s" in late["verdicts"]["readable"]
 
 
