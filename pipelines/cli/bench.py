@@ -20,6 +20,7 @@ from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
     from pipelines.bench.compression import TrainingLine
+    from pipelines.live.monitors import Programs
 
 RELEASE_DRILL = "release"
 
@@ -198,6 +199,7 @@ def bench_peers(context: Context, out: Path) -> Any:
 def _training_line(context: Context) -> TrainingLine:
     """Return the artifacts of the newest run of the training pipeline."""
     from pipelines.bench.compression import TrainingLine
+    from pipelines.live.monitors import Programs
 
     run = evaluated_run(context.home)
     teachers = [
@@ -317,7 +319,6 @@ def drill(
     from pipelines.drills.report import list_table
     from pipelines.drills.run import ALERTS, REPORT, run_drills
     from pipelines.drills.system import SHORT
-    from pipelines.live.monitors import INSTALL, monitor_programs
 
     if names[:1] == (RELEASE_DRILL,):
         if short or with_alerts or listed:
@@ -331,9 +332,7 @@ def drill(
     if not names:
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
     drills = choose_drills(names)
-    programs = monitor_programs() if with_alerts else None
-    if with_alerts and programs is None:
-        raise click.UsageError(f"prometheus or alertmanager is not on the PATH, expected both: {INSTALL}")
+    programs = _programs() if with_alerts else None
     home = train_toy_shop(context.home, sys.stderr) if data else context.home
     bundle = _bundle(Context(home, context.output))
     offline_store, effort = home / "offline_store", SHORT if short else None
@@ -342,6 +341,15 @@ def drill(
     context.answer(result, report.read_text(encoding="utf-8"))
     if not result["passed"]:
         click.get_current_context().exit(1)
+
+
+def _programs() -> Programs:
+    from pipelines.live.monitors import INSTALL, monitor_programs
+
+    programs = monitor_programs()
+    if programs is None:
+        raise click.UsageError(f"prometheus or alertmanager is not on the PATH, expected both: {INSTALL}")
+    return programs
 
 
 def _drill_release(context: Context, names: tuple[str, ...], out: Path, data: str | None) -> None:
