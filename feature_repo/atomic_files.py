@@ -6,6 +6,7 @@ removes the temporary file. A killed process leaves it behind: readers must skip
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,14 +40,21 @@ def replaced(
                 os.fsync(stream.fileno())
         part.replace(file)
         if durable:
-            folder = os.open(file.parent, os.O_RDONLY)  # the new name is content of the folder
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync_folder(file.parent)  # the new name is its content
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts sync files alone
+            raise
+    finally:
+        os.close(number)
 
 
 def write_file(file: Path, content: str | bytes, *, durable: bool = False, private: bool = False) -> None:

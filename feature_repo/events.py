@@ -49,7 +49,7 @@ MAX_PRICE = 1e9
 FIRST_TIME = pd.Timestamp(0, tz="UTC")
 CLOCK_SKEW = timedelta(days=1)  # how far ahead of now an event may lie
 _FILES = {"manifest.json", "quarantine.jsonl", "events.parquet", "items.parquet"}
-_FORMER_FILES = {"users.parquet", "promotions.parquet", "coupons.parquet"}  # an older version wrote them
+_FORMER_FILES = {"users.parquet", "promotions.parquet", "coupons.parquet"}  # accepted, and read by nothing
 
 
 class EventsInvalid(RecoError, ValueError):
@@ -367,7 +367,7 @@ def check_target(path: Path) -> None:
     found = {file.name for file in path.iterdir()} if path.is_dir() else {path.name}
     if path.is_dir() and (not found or ("manifest.json" in found and found <= _FILES | _FORMER_FILES)):
         return
-    strangers = ", ".join(sorted(found - _FILES or found)[:3])
+    strangers = ", ".join(sorted(found - _FILES - _FORMER_FILES or found)[:3])
     raise EventsInvalid(
         f"{path} holds {strangers}, which is no data set of ours: choose a new or empty directory"
     )

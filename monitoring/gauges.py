@@ -25,6 +25,7 @@ class WatchGauges:
         self.success = made("watch_success_timestamp_seconds", "When a look last succeeded.", "look")
         self.drifted = made("drift_found", "1 if the last look found drift, else 0.", "look")
         self.psi = made("drift_psi_ratio", "PSI of a column over its alarm line.", "look", "column")
+        self._columns: dict[str, set[str]] = {}  # look -> the columns whose PSI is shown
         self.raised = made("items_raised", "Items whose share jumped in the last window.", "look")
         self.retraining = made("retraining_failed", "1 if the last retraining failed, else 0.")
         self.sessions = made("kpi_sessions", "Complete sessions.", "rung")
@@ -43,18 +44,27 @@ class WatchGauges:
         `look` is answers, purchases or labels.
         """
         self.drifted.labels(look).set(float(verdict.failed))
-        for column in verdict.columns:
-            if column.psi is not None and column.alarm_at and column.pages:
-                self.psi.labels(look, column.name).set(column.psi / column.alarm_at)
-            else:
-                with _one_process():
-                    self.psi.remove(look, column.name)
+        shown = {
+            column.name: column.psi / column.alarm_at
+            for column in verdict.columns
+            if column.psi is not None and column.alarm_at and column.pages
+        }
+        self._show_columns(look, shown)
         self.success.labels(look).set(time.time())
 
     def show_nothing(self, look: str) -> None:
         """Set the gauges of a look that had too little data: no old verdict stays."""
         self.drifted.labels(look).set(0.0)
+        self._show_columns(look, {})
         self.success.labels(look).set(time.time())
+
+    def _show_columns(self, look: str, values: Mapping[str, float]) -> None:
+        with _one_process():
+            for name in self._columns.get(look, set()) - set(values):
+                self.psi.remove(look, name)
+        for name, value in values.items():
+            self.psi.labels(look, name).set(value)
+        self._columns[look] = set(values)
 
     def show_kpi(self, by_rung: Mapping[str, Kpi], at_risk: AtRisk, drops: list[Drop]) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""

@@ -142,10 +142,12 @@ BATCH_ROWS = Histogram(
     "reco_batch_rows", "Rows of one call of a remote ranker", buckets=[2**power for power in range(15)]
 )
 BATCH_REQUESTS = Histogram(
-    "reco_batch_requests", "Requests that shared such a call", buckets=[1, 2, 4, 8, 16, 32, 64, 128]
+    "reco_batch_requests",
+    "Requests that shared one call of a remote ranker",
+    buckets=[1, 2, 4, 8, 16, 32, 64, 128],
 )
 BATCH_QUEUE_SECONDS = Histogram(
-    "reco_batch_queue_seconds", "Time a request waited to share such a call", buckets=BUCKETS_S
+    "reco_batch_queue_seconds", "Time a request waited to share a call of a remote ranker", buckets=BUCKETS_S
 )
 BATCH_REFUSED = Counter(
     "reco_batch_refused", "Requests refused because too many wait for the remote ranker", ["priority"]

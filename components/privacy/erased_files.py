@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import replaced, write_file
-from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.events import Dataset, EventsInvalid, read_dataset, write_dataset
 from serving.release.golden import FILE as GOLDEN
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
@@ -81,9 +81,12 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     data = read_dataset(folder)
     at = pd.Timestamp(until, unit="us", tz="UTC")
     kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
-    lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
+    try:
+        lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
+    except json.JSONDecodeError as error:
+        raise EventsInvalid(f"{folder / 'quarantine.jsonl'} holds a line that is no JSON: {error}") from error
     refused = [line for line in lines if not _is_of(line, user_id)]
-    # An older version kept a table of users; the data set is written again without it.
+    # `users.parquet` may lie beside the tables and holds ids; the data set is written again without it.
     known = erase_rows(folder / "users.parquet", user_id, until, dry_run=True)
     count = int((~kept).sum()) + known + len(lines) - len(refused)
     if not count or dry_run:
@@ -103,9 +106,19 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
 
 
 def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
-    """Take a user's lines out of a quarantine; return how many there were."""
+    """Take a user's lines out of a quarantine; return how many there were.
+
+    A line that is no JSON, of a file that was cut off, goes if it holds the id anywhere.
+    """
+
+    def is_of_user(line: str) -> bool:
+        try:
+            return _is_of(json.loads(line), user_id)
+        except json.JSONDecodeError:
+            return user_id in line
+
     lines = _lines(file)
-    kept = [line for line in lines if not _is_of(json.loads(line), user_id)]
+    kept = [line for line in lines if not is_of_user(line)]
     if len(kept) < len(lines) and not dry_run:
         write_file(file, "".join(line + "\n" for line in kept))
     return len(lines) - len(kept)

@@ -136,7 +136,7 @@ def choose_new_gain(lists: RankerExamples, scores: np.ndarray) -> float:
         share = found(scores * np.where(bought, 1.0, gain))
         if share.mean() >= together.mean():
             break
-    log.info("new items: bought together finds %.3f, the ranker %.3f more", together.mean(), differs.mean())
+    log.info("new items: bought together finds %.3f, the ranker %.3f fewer", together.mean(), -differs.mean())
     log.info("their scores x %.2f: %.3f", gain, share.mean())
     return gain
 

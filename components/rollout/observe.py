@@ -106,7 +106,7 @@ class Observer:
         return Observed(fault=fault, verdict=verdict, overlap=overlap)
 
     def _begin(self, record: Release, now: float) -> None:
-        """At a state's first look, forget what was counted before it, and note which pods are there."""
+        """At a state's first look, drop the counts before it, and note which pods are there."""
         if self._state != (state := (record.id, record.state, record.weight)):
             self._state, self._seen_at = state, now
             self._first, self._last, self._slot, self._died = {}, {}, {}, {}

@@ -127,8 +127,14 @@ class Stream:
         try:
             while not stop.is_set():
                 self.turn(stop)
-        finally:
             self._settle()
+        except BaseException:
+            try:
+                self._settle()
+            except OSError as error:  # the first error says more
+                log.warning("the last events could not be archived and will be read again: %s", error)
+            raise
+        finally:
             if self._consumer.assignment():
                 self._consumer.close()
             # Without an assignment it is still joining the group. Some brokers never recover from a member

@@ -39,6 +39,7 @@ from serving.stages.reranking import (
     item_rarity,
     of_new_manufacturers,
     rerank,
+    weigh,
 )
 from serving.stores.online_features import MemoryStore
 
@@ -87,7 +88,7 @@ class ScoredLists:
     tasks: list[Task]
     start: np.ndarray  # (q + 1,) where each basket's candidates begin
     codes: np.ndarray  # (rows,) int32
-    scores: np.ndarray  # (rows,) float32
+    scores: np.ndarray  # (rows,) float64, with the bundle's gain of new items
     hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
     new: np.ndarray  # (rows,) bool, hidden and bought for the first time
     bought: np.ndarray  # (rows,) bool, whether the shopper has bought it before
@@ -153,7 +154,9 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
     counts = Nightly(bundle, purchases, start)
     for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
         codes = prepared.candidates.codes
-        scores = recommender.rank(prepared.dense, prepared.categorical)
+        ranked = recommender.rank(prepared.dense, prepared.categorical)
+        history, gain = prepared.query.history.items, bundle.settings.new_gain
+        scores = weigh(bundle.statistics, codes, ranked, None, gain, history)
         new = np.isin(codes, task.hidden[~task.bought_before])
         bought = np.isin(codes, prepared.query.history.items)
         columns.append((codes.astype(np.int32), scores, np.isin(codes, task.hidden), new, bought))

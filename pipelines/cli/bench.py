@@ -199,7 +199,6 @@ def bench_peers(context: Context, out: Path) -> Any:
 def _training_line(context: Context) -> TrainingLine:
     """Return the artifacts of the newest run of the training pipeline."""
     from pipelines.bench.compression import TrainingLine
-    from pipelines.live.monitors import Programs
 
     run = evaluated_run(context.home)
     teachers = [

@@ -126,6 +126,7 @@ class EndpointCaller:
             if task.cancelled():
                 raise NotAnswered(CLOSED, "the client was closed")
             if not task.done():
+                task.cancel(DEADLINE_EXCEEDED)
                 raise NotAnswered(DEADLINE_EXCEEDED, "no answer within the deadline")
             response = task.result()
         except NotAnswered as error:
@@ -135,7 +136,8 @@ class EndpointCaller:
                 self._breaker.failed(time.monotonic(), error)
             raise
         finally:
-            task.cancel()
+            if not task.cancelling():  # a second cancel would take the reason away
+                task.cancel()
         self._breaker.succeed()
         return response
 
@@ -185,8 +187,8 @@ class EndpointCaller:
                 headers={"x-deadline-ms": f"{max(left_ms * SERVER_SHARE, 0.1):.1f}"},
                 extensions=self._extensions,
             )
-        except asyncio.CancelledError:
-            if time.monotonic() >= request.deadline:  # else the caller left early, which says nothing
+        except asyncio.CancelledError as error:
+            if DEADLINE_EXCEEDED in error.args:  # else the caller left early, which says nothing
                 self._addresses.failed(address)  # a dead host refuses nothing: it is silent
             raise
 

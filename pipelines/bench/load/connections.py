@@ -115,7 +115,7 @@ class ConnectionPool:
             except OSError:
                 task = asyncio.current_task()
                 assert task is not None
-                self._opening.discard(task)  # now: the next request finds its place free
+                self._opening.discard(task)  # before the next request looks for a place
                 self.done(exchange, UNANSWERED, b"")
                 self._send_next()
                 return

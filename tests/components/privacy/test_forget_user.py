@@ -282,6 +282,26 @@ def test_a_damaged_data_set_loses_its_rows_file_by_file(home: Path, damaged: str
     assert [str(file.relative_to(home)) in name for name in names] == [True] * unreadable
 
 
+def test_a_flipped_byte_and_a_refused_row_that_was_cut_off_hold_nothing_up(home: Path) -> None:
+    """A column that is damaged inside is an OSError to pyarrow, but no fault of the file system."""
+    folder = home / RUN / "ingest-events" / "dataset"
+    copies = home / "offline_store" / "old"
+    copies.mkdir()
+    content = bytearray((folder / "events.parquet").read_bytes())
+    for number, byte in enumerate(range(200, len(content) // 2, len(content) // 40)):
+        damaged = content.copy()
+        damaged[byte] ^= 0xFF
+        (copies / f"{number}.parquet").write_bytes(damaged)
+    (folder / "quarantine.jsonl").write_text(
+        f'{{"row": 1, "user_id": "{LONGER}"}}\n{{"user_id": "{USER}", "te'
+    )
+    report = forget_user(settings_of(home), USER)
+    [place] = [place for place in report.places if place.place == "damaged files"]
+    assert "offline_store/old" in place.note
+    assert found(folder, USER) == set()
+    assert LONGER in (folder / "quarantine.jsonl").read_text()
+
+
 def test_a_damaged_archive_and_state_of_the_stream_hold_nothing_up(home: Path) -> None:
     (home / "offline_store" / EVENTS / streamed_name(2, 0, 5)).write_bytes(b"half a segment")
     (home / "stream.json").write_text("{")

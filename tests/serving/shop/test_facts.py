@@ -21,7 +21,7 @@ from serving.errors import FactsUnavailable
 from serving.schemas import Request
 from serving.settings import Settings
 from serving.shop.fact_store import FactStore, SqliteFactStore, open_fact_store
-from serving.shop.facts import LiveFacts
+from serving.shop.facts import POLL_S, LiveFacts
 from serving.shop.rules import RulesFile
 from serving.stores.online_features import MemoryStore
 from tests.chaos.procs import eventually
@@ -107,6 +107,7 @@ def test_existing_facts_are_read_before_the_first_request(tmp_path: Path) -> Non
 
 
 def test_a_change_and_its_end_take_effect(tmp_path: Path) -> None:
+    assert 2 * POLL_S < 2.0, "a change is seen by the second look: the docs say within two seconds"
     store = SqliteFactStore(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
         store.write([stock("i1", 0)])
