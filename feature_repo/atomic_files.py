@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +30,10 @@ def replaced(
         suffix: the end of the temporary name, for a writer that insists on an extension.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}{suffix}")
+    # Not the process's number alone: threads share it, and so may containers with one volume.
+    part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}{suffix}")
     try:
         if private:
-            part.unlink(missing_ok=True)  # an old one would keep its own permissions
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield part
         if durable:
