@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
-from serving.answer.recommender import Recommender, answer_golden, open_recommender
-from serving.release.bundle import RankingSettings, load_bundle, seal_bundle
+from serving.answer.recommender import Recommender, answer_golden, open_bundle, open_recommender
+from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
@@ -213,10 +213,16 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
     return done.returncode, done.stderr
 
 
+@pytest.fixture(scope="session")
+def toy_opened(toy_bundle: Path) -> Bundle:
+    """The toy bundle in memory, once: each opening holds some twenty files."""
+    return open_bundle(toy_bundle)
+
+
 @pytest.fixture
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
+def recommender(toy_bundle: Path, toy_opened: Bundle, toy_store: str) -> Recommender:
     """The toy bundle with the toy store, of the test's own."""
-    return open_recommender(toy_bundle, open_store(toy_store))
+    return open_recommender(toy_bundle, open_store(toy_store), open_bundle=lambda _: toy_opened)
 
 
 @dataclass

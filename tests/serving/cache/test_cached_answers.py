@@ -24,6 +24,7 @@ from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
 from serving.prediction_log import PredictionLog, feature_rows, read_log
+from serving.release.bundle import Bundle
 from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -39,8 +40,9 @@ NOBODY = Request(("1000005",), AT, None, "store-1", 4, "r2")
 
 
 @pytest.fixture
-def cached(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store), answers=AnswerCache())
+def cached(toy_bundle: Path, toy_opened: Bundle, toy_store: str) -> Recommender:
+    store, answers = open_store(toy_store), AnswerCache()
+    return open_recommender(toy_bundle, store, answers=answers, open_bundle=lambda _: toy_opened)
 
 
 class Counting:
