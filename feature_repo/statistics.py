@@ -156,6 +156,8 @@ class Statistics:
 
         The result is empty if the number of ids in the text is not `count`.
         """
+        if count > len(text) + 1:  # a damaged row may claim billions, and memory for them
+            return np.empty(0, np.int64)
         return codes_of(np.frombuffer(text, np.uint8), count, self._index)
 
     @cached_property

@@ -34,3 +34,6 @@ def test_a_text_with_another_number_of_ids_gives_no_codes(statistics: Statistics
     assert statistics.codes_in(b"item-001\nitem-000", 1).tolist() == []
     assert statistics.codes_in(b"item-001\nitem-000", 3).tolist() == []
     assert statistics.codes_in(b"", 1).tolist() == [NO_ITEM]
+    assert statistics.codes_in(b"item-001", 2**40).tolist() == [], (
+        "no memory is taken for what a damaged row claims"
+    )
