@@ -346,7 +346,7 @@ def check_owner(row: bytes, user_id: str) -> None:
     """Check that a packed row is this user's; a store may hold or send the row of another.
 
     Raises:
-        ValueError: it is another user's, or it was written before rows named their user.
+        ValueError: it is another user's, or names none.
     """
     if row[_HEADER.size : _HEADER.size + _MARK_BYTES] != _mark(user_id):
         raise ValueError("packed row of another user, or of nobody: publish the features again")

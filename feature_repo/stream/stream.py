@@ -127,13 +127,14 @@ class Stream:
         try:
             while not stop.is_set():
                 self.turn(stop)
-            self._settle()
         except BaseException:
             try:
                 self._settle()
             except OSError as error:  # the first error says more
                 log.warning("the last events could not be archived and will be read again: %s", error)
             raise
+        else:
+            self._settle()
         finally:
             if self._consumer.assignment():
                 self._consumer.close()

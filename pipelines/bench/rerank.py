@@ -86,9 +86,10 @@ class ScoredLists:
 
     statistics: Statistics
     tasks: list[Task]
+    new_gain: float  # of the bundle
     start: np.ndarray  # (q + 1,) where each basket's candidates begin
     codes: np.ndarray  # (rows,) int32
-    scores: np.ndarray  # (rows,) float64, with the bundle's gain of new items
+    scores: np.ndarray  # (rows,) float32
     hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
     new: np.ndarray  # (rows,) bool, hidden and bought for the first time
     bought: np.ndarray  # (rows,) bool, whether the shopper has bought it before
@@ -154,9 +155,7 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
     counts = Nightly(bundle, purchases, start)
     for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
         codes = prepared.candidates.codes
-        ranked = recommender.rank(prepared.dense, prepared.categorical)
-        history, gain = prepared.query.history.items, bundle.settings.new_gain
-        scores = weigh(bundle.statistics, codes, ranked, None, gain, history)
+        scores = recommender.rank(prepared.dense, prepared.categorical)
         new = np.isin(codes, task.hidden[~task.bought_before])
         bought = np.isin(codes, prepared.query.history.items)
         columns.append((codes.astype(np.int32), scores, np.isin(codes, task.hidden), new, bought))
@@ -164,7 +163,7 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
         if len(columns) % 2_000 == 0:
             log.info("%d of %d baskets ranked", len(columns), len(tasks))
     joined = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return ScoredLists(bundle.statistics, tasks, np.array(bounds), *joined)
+    return ScoredLists(bundle.statistics, tasks, bundle.settings.new_gain, np.array(bounds), *joined)
 
 
 def grid(type_penalty: float) -> list[RerankWeights]:
@@ -185,7 +184,8 @@ def judge(lists: ScoredLists, weights: RerankWeights) -> Judgement:
     for number in range(len(lists.tasks)):
         begin, end = lists.start[number : number + 2].tolist()
         codes = lists.codes[begin:end]
-        worth = lists.scores[begin:end] if own is None else lists.scores[begin:end] * own[codes]
+        scores, known = lists.scores[begin:end], codes[lists.bought[begin:end]]
+        worth = weigh(statistics, codes, scores, own, lists.new_gain, known)
         rare = NO_RARITY if rarity is None else rarity[codes]
         bought = lists.bought[begin:end] if weights.spares_new else NO_BOUGHT
         weighed = rare, novel, bought, weights.novel_loss

@@ -147,12 +147,8 @@ def submit_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    with tempfile.TemporaryDirectory() as folder, _experiment(host, experiment, namespace, token) as home:
-        file = Path(folder, f"{pipeline.name}.yaml")
-        write_ir(pipeline, file, image, mount, secret)
-        client, experiment_id = home
-        version = _upload(client, file, pipeline.name, namespace)
-        ids = (version.pipeline_id, version.pipeline_version_id)
+    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
+        ids = _upload(client, pipeline, namespace, image, mount, secret)
         run = client.run_pipeline(experiment_id, _stamped(pipeline.name), None, dict(arguments), *ids)
     return Submitted(run.run_id, _page_of(host, run.run_id), *ids, run.state or "PENDING")
 
@@ -236,12 +232,8 @@ def schedule_pipeline(
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
     host = _root(host)
-    with tempfile.TemporaryDirectory() as folder, _experiment(host, experiment, namespace, token) as home:
-        file = Path(folder, f"{pipeline.name}.yaml")
-        write_ir(pipeline, file, image, mount)
-        client, experiment_id = home
-        version = _upload(client, file, pipeline.name, namespace)
-        ids = (version.pipeline_id, version.pipeline_version_id)
+    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
+        pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount)
         found = client.list_recurring_runs(page_size=100, experiment_id=experiment_id).recurring_runs
         earlier = [one.recurring_run_id for one in found or () if one.display_name == pipeline.name]
         made = client.create_recurring_run(
@@ -250,29 +242,39 @@ def schedule_pipeline(
             cron_expression=cron,
             no_catchup=True,
             params=dict(arguments),
-            pipeline_id=version.pipeline_id,
-            version_id=version.pipeline_version_id,
+            pipeline_id=pipeline_id,
+            version_id=version_id,
         )
         for one in earlier:  # last: a schedule that fails leaves the old one
             client.delete_recurring_run(one)
     url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
-    return Scheduled(made.recurring_run_id, url, *ids, len(earlier))
+    return Scheduled(made.recurring_run_id, url, pipeline_id, version_id, len(earlier))
 
 
 def _root(host: str) -> str:
     return host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
 
 
-def _upload(client: Any, file: Path, name: str, namespace: str) -> Any:
-    """Upload the IR in a file as a new version of the pipeline of that name; return the version."""
+def _upload(
+    client: Any, pipeline: Any, namespace: str, image: str, mount: Mount | None, secret: str = ""
+) -> tuple[str, str]:
+    """Upload a pipeline as a new version of the one of its name; return the ids of pipeline and version."""
+    name = pipeline.name
     # Client.get_pipeline_id sends no namespace: it finds the pipelines that all users share.
     named = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
     wanted = json.dumps({"predicates": [named]})
-    found = client.list_pipelines(namespace=namespace or None, filter=wanted).pipelines
-    if found:
-        return client.upload_pipeline_version(str(file), _stamped(name), pipeline_id=found[0].pipeline_id)
-    made = client.upload_pipeline(str(file), name, namespace=namespace or None)
-    return client.list_pipeline_versions(made.pipeline_id).pipeline_versions[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{name}.yaml")
+        write_ir(pipeline, file, image, mount, secret)
+        found = client.list_pipelines(namespace=namespace or None, filter=wanted).pipelines
+        if found:
+            version = client.upload_pipeline_version(
+                str(file), _stamped(name), pipeline_id=found[0].pipeline_id
+            )
+        else:
+            made = client.upload_pipeline(str(file), name, namespace=namespace or None)
+            version = client.list_pipeline_versions(made.pipeline_id).pipeline_versions[0]
+    return version.pipeline_id, version.pipeline_version_id
 
 
 def _stamped(name: str) -> str:

@@ -45,7 +45,7 @@ def small(toy: Statistics) -> ScoredLists:
     new[[11]] = True
     tasks = [task([0, 11], [True, False]), task([1], [True])]
     bought = codes % 2 == 0  # the first of each type
-    return ScoredLists(statistics, tasks, np.array([0, 12, 24]), codes, scores, hidden, new, bought)
+    return ScoredLists(statistics, tasks, 1.0, np.array([0, 12, 24]), codes, scores, hidden, new, bought)
 
 
 @pytest.mark.slow

@@ -255,36 +255,31 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
     asyncio.run(run())
 
 
-def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
+def answered_without_a_ranker(recommender: Recommender) -> Response:
+    """Answer by a checkout whose ranker is gone: nothing listens at its port."""
     from serving.checkout.remote_ranker import RemoteRanker
-
-    items, rules = load_bundle(toy_bundle).statistics.item_ids.tolist(), tmp_path / "rules.yaml"
-    rules.write_text(json.dumps({"ban": [{"name": "all of them", "items": items}]}))
-    nothing = open_recommender(toy_bundle, open_store("memory:"), rules=rules)
 
     async def ask() -> Response:
-        ranker = RemoteRanker("127.0.0.1:1")
-        now = time.perf_counter()
-        answer = await Checkout(nothing, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
-        await ranker.close()
-        return answer
-
-    answer = asyncio.run(ask())
-    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("empty", False, "nothing_left")
-    nothing.facts.close()
-
-
-def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
-    from serving.checkout.remote_ranker import RemoteRanker
-
-    async def ask() -> Any:
         ranker = RemoteRanker("127.0.0.1:1")
         now = time.perf_counter()
         answer = await Checkout(recommender, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
         await ranker.close()
         return answer
 
-    answer = asyncio.run(ask())
+    return asyncio.run(ask())
+
+
+def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
+    items, rules = load_bundle(toy_bundle).statistics.item_ids.tolist(), tmp_path / "rules.yaml"
+    rules.write_text(json.dumps({"ban": [{"name": "all of them", "items": items}]}))
+    nothing = open_recommender(toy_bundle, open_store("memory:"), rules=rules)
+    answer = answered_without_a_ranker(nothing)
+    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("empty", False, "nothing_left")
+    nothing.facts.close()
+
+
+def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
+    answer = answered_without_a_ranker(recommender)
     assert (answer.rung, answer.degraded_reason) == ("popular", "ranker_unavailable")
     assert issubclass(RankerUnavailable, RankingFailed)
 
