@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import redis
+from filelock import FileLock
 
 from serving.redis.address import RedisAddress, parse_redis_url
 from serving.redis.client import client_options, open_client
@@ -39,6 +40,7 @@ def feature_store(home: Path, online_store: str = "", state: Path | None = None)
 
     # isort: split
     from feast import FeatureStore, RepoConfig
+    from feast.repo_config import RegistryConfig
 
     root = home.absolute()
     state = state or root
@@ -54,7 +56,10 @@ def feature_store(home: Path, online_store: str = "", state: Path | None = None)
         config=RepoConfig(
             project=PROJECT,
             provider="local",
-            registry=str(state / "registry.db"),
+            registry=RegistryConfig(
+                path=str(state / "registry.db"),
+                registry_store_type="components.data.registry_store.WholeFileRegistryStore",
+            ),
             offline_store={"type": "duckdb"},
             online_store=online,
             entity_key_serialization_version=3,
@@ -72,19 +77,24 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
     """
     from google.protobuf.message import DecodeError
 
-    from feature_repo.feature_definitions import definitions
-
     home.mkdir(parents=True, exist_ok=True)
     url = "" if online_store.startswith("sqlite:") else online_store
-    # Applying again changes nothing, and makes the tables of a file that is new.
-    try:
-        store = feature_store(home, url)
-        store.apply([*definitions(home / "offline_store")])
-    except DecodeError:
-        # Feast writes its registry in place: a disk that was full leaves half. All of it stands in the code.
-        (home / "registry.db").unlink()
-        store = feature_store(home, url)
-        store.apply([*definitions(home / "offline_store")])
+    # Applying again changes nothing, and makes the tables of a file that is new. One at a time: the second to
+    # open a new home would write its empty registry over the first one's.
+    with FileLock(home / "registry.db.lock"):
+        try:
+            return _applied(home, url)
+        except DecodeError:
+            # `feast apply` writes in place: a disk that was full leaves half. All of it stands in the code.
+            (home / "registry.db").unlink()
+            return _applied(home, url)
+
+
+def _applied(home: Path, redis_url: str) -> FeatureStore:
+    from feature_repo.feature_definitions import definitions
+
+    store = feature_store(home, redis_url)
+    store.apply([*definitions(home / "offline_store")])
     return store
 
 
