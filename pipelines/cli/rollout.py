@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
+NOT_ASKED = "http://not-asked"  # gateway of what sends no golden request
 
 
 @click.command()
@@ -85,6 +86,8 @@ def release(
         hold_s=pace.hold_s if hold_s is None else hold_s,
         orphan_s=pace.orphan_s if orphan_s is None else orphan_s,
     )
+    if status or guard or watch or dry_run:
+        gateway = gateway or NOT_ASKED
     where, registry = (cluster, gateway, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
     rollout, catalogue = open_rollout(context, *where, datasets, registry, pace, trusted_keys, key, deployer)
@@ -152,7 +155,10 @@ def open_rollout(
     there = Cluster(connect(cluster), namespace)
     route = there.get("HTTPRoute", ROUTE)
     slot = there.get("InferenceService", service(SLOTS[0]))
-    address = gateway or f"https://{route['spec']['hostnames'][0]}"
+    hosts = [*route["spec"].get("hostnames", ()), ""]
+    if not gateway and not hosts[0]:
+        raise click.UsageError("the HTTPRoute names no host: give the gateway's URL with --gateway")
+    address = gateway or f"https://{hosts[0]}"
     token = context.settings().caller_tokens.partition(",")[0].strip()
     uri, model_name = registry
     catalogue = ModelCatalogue(
@@ -179,7 +185,7 @@ def roll_back_traffic(
     """Give the traffic of a cluster back to the version before."""
     from components.rollout.plan import Pace
 
-    where = (cluster, "", NAMESPACE)
+    where = (cluster, NOT_ASKED, NAMESPACE)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

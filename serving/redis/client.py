@@ -181,7 +181,7 @@ class RedisClient:
                 raise ReplyError(code) from None
             self._failed(opened)
             raise ConnectionError(str(error)) from None
-        except (RedisClusterException, OSError) as error:
+        except (RedisClusterException, IndexError, OSError) as error:  # IndexError: no node has a slot
             self._failed(opened)
             raise ConnectionError(f"{type(error).__name__}: {error}") from None
         except (redis.RedisError, ValueError, RecursionError) as error:

@@ -82,6 +82,17 @@ def test_a_rollback_gives_the_traffic_back_without_the_registry(
     assert not (tmp_path / "mlflow.db").exists(), "nothing was created"
 
 
+def test_only_a_release_needs_a_host_in_the_route_or_the_gateways_address(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    def said(*arguments: str) -> str:
+        return CliRunner().invoke(main, ["--home", str(tmp_path), *arguments, "--cluster", api.url]).output
+
+    assert "no release yet" in said("release", "--status")
+    assert "mlflow.db is no registry" in said("rollback")  # and no word about a gateway
+    assert "give the gateway's URL" in said("release", "--tracking-uri", "http://127.0.0.1:9")
+
+
 @pytest.mark.parametrize("arguments", [("release",), ("release", "--resume"), ("release", "--dry-run")])
 def test_what_reads_the_registry_changes_nothing_without_it(
     reco: Any, api: ApiServer, arguments: tuple[str, ...]

@@ -173,6 +173,10 @@ def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Clie
 
     body = b'{"basket": ["1000005"], "k": 1}'
     head = f"POST {OWN} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(200):  # a new process opens files and threads at its first connections
+        with connect(endpoint) as one:
+            one.sendall(head + body)
+            assert one.recv(10_000).startswith(b"HTTP/1.1 200")
     ask(client, {"basket": []})
     fds, threads = held()
     for number in range(10_000):

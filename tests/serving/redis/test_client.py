@@ -494,6 +494,18 @@ def user_of(first: int, last: int) -> str:
 
 
 @pytest.mark.slow
+def test_a_cluster_without_slots_is_unavailable(tmp_path: Path) -> None:
+    with valkey_server(tmp_path, *CLUSTERED) as node:
+        url = f"redis+cluster://127.0.0.1:{node.port}"
+        store = RedisStore(url, timeout_ms=1_000)
+        with pytest.raises(FeaturesUnavailable):
+            store.read("1")
+        store.close()
+        with pytest.raises(redis.RedisClusterException, match="slots are not covered"):
+            open_client(parse_redis_url(url), 1)
+
+
+@pytest.mark.slow
 def test_each_user_is_found_on_its_node_with_one_dead_seed_node(
     cluster: tuple[Valkey, Valkey],
 ) -> None:
