@@ -1,4 +1,4 @@
-"""Feast's registry in a file that is replaced in one step: who reads it meanwhile sees all of it.
+"""Feast's registry in a file that is replaced in one step: a reader meanwhile sees all of it.
 
 Feast's own store empties the file and then writes it. The stream, `reco forget` and the publication of
 features open one registry, and read it again as soon as another has written it.
