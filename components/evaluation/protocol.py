@@ -51,9 +51,7 @@ class Tasks:
     out_of_catalogue_ratio: float  # of the window's lines
 
 
-def read_tasks(
-    purchases: Purchases, statistics: Statistics, start: float, end: float, asked: Statistics | None = None
-) -> Tasks:
+def read_tasks(purchases: Purchases, statistics: Statistics, start: float, end: float) -> Tasks:
     """Return the test baskets from `start` to `end`, seconds since the epoch; at most CHECKOUTS whole ones.
 
     Args:
@@ -61,10 +59,9 @@ def read_tasks(
         statistics: the catalogue that says which items count.
         start: the cut.
         end: where the window ends.
-        asked: the catalogue of the evaluated model, if it is another one; items that it lacks have code -1.
     """
-    code = _codes(purchases, statistics)
-    answered = code if asked is None else _codes(purchases, asked)
+    code_of = statistics.code_of
+    code = np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
     window = (purchases.at >= start) & (purchases.at < end)
     users = np.unique(purchases.user[window])
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)
@@ -75,7 +72,7 @@ def read_tasks(
             continue  # asked about before the window, and bought in it
         history = basket.history.named(purchases.item_ids)
         if baskets % every == 0:
-            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), answered, history))
+            whole.append(_task(purchases, basket, basket.items, np.empty(0, np.int64), code, history))
         baskets += 1
         items = basket.items[code[basket.items] >= 0]
         lines += len(basket.items)
@@ -85,15 +82,10 @@ def read_tasks(
         order = protocol_rng(str(purchases.basket_ids[basket.basket])).permutation(len(items))
         hide = max(1, round(HIDDEN_RATIO * len(items)))
         shown = np.concatenate([items[np.sort(order[hide:])], basket.items[code[basket.items] < 0]])
-        hidden.append(_task(purchases, basket, shown, items[order[:hide]], answered, history))
+        hidden.append(_task(purchases, basket, shown, items[order[:hide]], code, history))
     for tasks in (hidden, whole):
         tasks.sort(key=lambda task: (task.at, task.basket_id))
     return Tasks(hidden, whole, round(1 - known / max(lines, 1), 4))
-
-
-def _codes(purchases: Purchases, statistics: Statistics) -> np.ndarray:
-    code_of = statistics.code_of
-    return np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
 
 
 def _task(

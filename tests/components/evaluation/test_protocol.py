@@ -88,21 +88,6 @@ def test_a_basket_just_before_the_cut_is_not_tested(purchases: Purchases) -> Non
         assert {task.basket_id for task in found.whole} == asked
 
 
-def test_items_missing_in_another_catalogue_still_count(purchases: Purchases) -> None:
-    """The questions are one bundle's, the codes are those of the bundle that answers: -1 is a sure miss."""
-    seen = purchases.before(pd.Timestamp(2 * DAY, unit="s", tz="UTC"))
-    items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
-    cut = pd.Timestamp(2 * DAY, unit="s", tz="UTC")
-    whole, poor = (
-        fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list(known))) for known in ("abcde", "a")
-    )
-    [own] = read_tasks(purchases, whole, 2 * DAY, 10 * DAY).hidden
-    [other] = read_tasks(purchases, whole, 2 * DAY, 10 * DAY, asked=poor).hidden
-    assert own.visible == other.visible
-    hidden = "abcde"[own.hidden[0]]
-    assert other.hidden.tolist() == ([0] if hidden == "a" else [-1])
-
-
 def test_the_last_basket_alone_is_a_history_of_one(tasks: Tasks) -> None:
     third = tasks.whole[[task.basket_id for task in tasks.whole].index("b3")]
     history = last_baskets(third.history, 1)
