@@ -246,7 +246,7 @@ def submit(
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)
-        document["state"] = wait_for_run(host, submitted.run_id, token)
+        document["state"] = wait_for_run(host, submitted.run_id, lambda: _token(token_file))
     context.answer(document, f"{document['url']}  {document['state'].lower()}")
     if wait and document["state"] != "SUCCEEDED":
         click.get_current_context().exit(1)

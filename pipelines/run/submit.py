@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,13 +299,36 @@ def training_since(host: str, experiment: str, namespace: str, token: str, run_i
     return None
 
 
-def wait_for_run(host: str, run_id: str, token: str = "", every_s: float = 5.0) -> str:
-    """Return how a run on a cluster ended."""
-    with _api(host):
-        client = _client(host, "", token)
-        while (state := str(client.get_run(run_id).state)) not in ENDED:
-            time.sleep(every_s)
-    return state
+def wait_for_run(
+    host: str, run_id: str, token: Callable[[], str] = str, every_s: float = 5.0, patience_s: float = 300.0
+) -> str:
+    """Return how a run on a cluster ended. A restart of the API meanwhile does not end the wait.
+
+    Args:
+        host: root URL of the API.
+        run_id: of the run.
+        token: returns the bearer token of now: one lives an hour, a training may take longer.
+        every_s: time between two looks.
+        patience_s: how long the API may stay away.
+
+    Raises:
+        ApiUnreachable: nothing answered for so long.
+        ApiRefused: the API wants other credentials, or does not know the run.
+    """
+    host, seen = _root(host), time.monotonic()
+    while True:
+        try:
+            ask_health(host, token())
+            with _api(host):
+                state = str(_client(host, "", token()).get_run(run_id).state)
+            seen = time.monotonic()
+        except ApiUnreachable:
+            if time.monotonic() - seen > patience_s:
+                raise
+            state = ""
+        if state in ENDED:
+            return state
+        time.sleep(every_s)
 
 
 def ask_health(host: str, token: str = "") -> None:

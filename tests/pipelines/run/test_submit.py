@@ -61,6 +61,7 @@ class Cluster(ThreadingHTTPServer):
         self.fail: tuple[int, dict[str, Any]] | None = None
         self.tokens: set[str] = set()
         self.token = ""
+        self.away = 0  # looks that find no API
 
     @property
     def url(self) -> str:
@@ -75,6 +76,9 @@ class Api(BaseHTTPRequestHandler):
             return
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path == "/apis/v2beta1/healthz":
+            if self.server.away:
+                self.server.away -= 1
+                return self._answer({}, 503)
             return self._answer({"multi_user": False})
         if path == "/apis/v2beta1/pipelines":
             wanted = json.loads(query["filter"][0])["predicates"][0]
@@ -283,6 +287,21 @@ def test_a_second_submission_adds_a_version(cluster: Cluster, namespace: str) ->
     run = submit_pipeline(sums, cluster.url, ARGUMENTS, namespace=namespace)
     assert (run.run_id, run.pipeline_id, run.version_id) == ("r2", "p1", "v2")
     assert wait_for_run(cluster.url, "r2", every_s=0.01) == "SUCCEEDED"
+
+
+def test_a_wait_reads_the_token_at_each_look_and_outlives_a_restart(cluster: Cluster) -> None:
+    def token() -> str:
+        cluster.token = f"token-{len(cluster.states)}"
+        return cluster.token
+
+    cluster.states, cluster.away = ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"], 2
+    assert wait_for_run(cluster.url, "r1", token, every_s=0.01) == "SUCCEEDED"
+    assert (cluster.states, cluster.away, cluster.token) == ([], 0, "token-1")
+    with pytest.raises(ApiRefused, match="--token-file"):
+        wait_for_run(cluster.url, "r1", lambda: "token-0", every_s=0.01)
+    cluster.away = 2
+    with pytest.raises(ApiUnreachable, match="503"):
+        wait_for_run(cluster.url, "r1", token, every_s=0.01, patience_s=0)
 
 
 def test_a_schedule_takes_the_place_of_the_one_before(cluster: Cluster) -> None:
