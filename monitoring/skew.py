@@ -125,7 +125,9 @@ def describe(skew: Skew) -> str:
     skipped = ", ".join(f"{count} {why}" for why, count in skew.skipped.items())
     if not skew.compared:
         found = (
-            f"not compared: {skipped}" if skipped else f"the log holds no answer older than {SETTLED_S:g} s"
+            f"not compared: {skipped}"
+            if skipped
+            else f"what is written of the log holds no answer older than {SETTLED_S:g} s"
         )
         return f"nothing to compare: {found}; let the endpoint answer known shoppers, then repeat this"
     text = (

@@ -84,7 +84,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
         shutil.copytree(best, pruned, dirs_exist_ok=True, ignore=unfinished)
         shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: only the manifest marks it as finished
     return {
-        "kept_ratio": kept,
+        "pruned_ratio": kept,
         **{
             f"ndcg_at_10_{ratio}": row["ndcg_at_10"]["child"]
             for ratio, row in table.items()

@@ -43,7 +43,7 @@ CRON_FIELDS = 6  # of Kubeflow Pipelines
 def check(context: Context, data: str, train_until: str) -> None:
     """Check a folder of data without starting a run.
 
-    Exit code 1: so many rows are invalid that a run would stop.
+    Exit code 1: a run would stop, because there are no such data, or too many of their rows are invalid.
     """
     from pipelines.inspect.check_data import inspect_data, report
 
@@ -342,8 +342,12 @@ def params(context: Context, name: str) -> None:
     if name and name not in known:
         raise click.UsageError(f"no group {name!r}: {closest(name, known)}")
     rows = [row for group in ([name] if name else GROUPS) for row in describe(group)]
-    cells = [[row.name, str(row.default), row.kind, row.meaning] for row in rows]
+    cells = [[row.name, _short(str(row.default)), row.kind, row.meaning] for row in rows]
     context.answer([asdict(row) for row in rows], table(["--param", "default", "type", "meaning"], cells))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _done(run: Run) -> str:

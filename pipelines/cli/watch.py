@@ -136,11 +136,12 @@ def kpi(context: Context, data: str, hours: float) -> None:
 def _kpi_text(earnings: Earnings) -> str:
     from pipelines.tables import table
 
-    rows = [("all", "", earnings.total)]
+    rows = [("all", "all", earnings.total)]
     rows += [(cut, name, figures) for cut, group in earnings.cuts.items() for name, figures in group.items()]
     head = ["by", "value", "sessions", "conversion", "acceptance", "revenue", "margin", "basket", "new", "ms"]
     cells = []
-    for cut, name, k in rows[:SHOWN_ROWS]:
+    for cut, value, k in rows[:SHOWN_ROWS]:
+        name = value or "(none)"
         money = (k.revenue_per_session, k.margin_per_session, k.basket_value)
         figures = (k.conversion, k.acceptance, *money, k.new_ratio, k.wait_ms)
         cells.append([cut, name, k.sessions, *("" if f is None else round(f, 3) for f in figures)])

@@ -242,7 +242,7 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     if not (held := _read_note(settings.home)):
         yield Finding("online store", "warn", f"{note} cannot be read", "reco run --resume last")
         return
-    found = f"{held.get('users', '?')} users as of {held.get('cut', '?')}"
+    found = f"{held.get('users', '?')} users as of {held.get('until') or held.get('cut', '?')}"
     try:
         champion = read_champion(settings.home)
     except NoChampion:

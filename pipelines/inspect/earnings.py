@@ -77,7 +77,8 @@ def read_earnings(
     answers = read_log(settings.prediction_log_dir, features=False)
     if not len(answers):
         raise NothingToJoin(
-            f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it"
+            f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it; "
+            f"answers are written every {settings.log_segment_s:g} s"
         )
     purchases = read_purchases(settings.home, dataset)
     if not len(purchases):

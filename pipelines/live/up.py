@@ -99,8 +99,7 @@ def parts_of(
         Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))
     )
     url = f"http://{settings.host}:{settings.http_port}"
-    bundle = str(champion.bundle(settings.home))
-    serve = ["serving.server", "--bundle", bundle]
+    serve = ["serving.server", "--home", home]
     if wanted.slots:
         serve = [CLUSTER, str(claim_port(0, ""))]
     parts.append(

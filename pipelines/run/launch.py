@@ -83,7 +83,9 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
     uri = tracking_uri or default_tracking_uri(home)
     file = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
-        raise NoRegistry(f"{file} is no registry: train with `reco run`, or give --tracking-uri")
+        raise NoRegistry(
+            f"{file} is no registry: train with `{command(home, 'run')}`, or give --tracking-uri"
+        )
     return uri
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -53,6 +54,8 @@ class StepProcess:
         folder.mkdir(parents=True, mode=0o700)  # an argument may hold the online store's password
         (folder / "component.json").write_text(json.dumps(component), encoding="utf-8")
         log.parent.mkdir(parents=True, exist_ok=True)
+        # kfp leaves a folder of each step there. Not under home: a socket's path must be short.
+        self._scratch = tempfile.mkdtemp(prefix="reco-step-")
         # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.
         usual = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads)}
         with log.open("wb") as stream:
@@ -61,7 +64,7 @@ class StepProcess:
                 stdin=subprocess.PIPE,  # never written: it closes when this process ends, however it ends
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env={**usual, **os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                env={**usual, **os.environ, **environment, "PYTHONUNBUFFERED": "1", "TMPDIR": self._scratch},
                 umask=0o077,  # its files may name shoppers
                 start_new_session=True,  # Ctrl-C is for us alone: we end the step, with all its processes
             )
@@ -98,8 +101,7 @@ class StepProcess:
     def close(self) -> Outputs | None:
         """Release all that an ended step holds, and return its results; None when it failed."""
         self._signal(signal.SIGKILL)  # whatever a killed step has left
-        self._log.close()
-        self._process.communicate()
+        self._release()
         try:
             document = json.loads((self._folder / "outputs.json").read_bytes())
         except FileNotFoundError:
@@ -114,8 +116,12 @@ class StepProcess:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
+        self._release()
+
+    def _release(self) -> None:
         self._log.close()
         self._process.communicate()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -48,8 +49,8 @@ def read_champion(home: Path) -> Champion:
         champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoChampion(
-            f"{home} has no champion: train one with `reco run`, point --home at one, "
-            "or name a bundle with --bundle"
+            f"{home} has no champion: train one with `reco --home {shlex.quote(str(home))} run`, "
+            "or point --home at one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NoChampion(

@@ -26,7 +26,7 @@ SHOWS = {  # a line or table that each step's page must have
     "train_retriever": "| epoch | loss |",
     "train_ranker": "| epoch | loss |",
     "distill_ranker": "| epoch | loss |",
-    "prune_ranker": "| kept_ratio |",
+    "prune_ranker": "| pruned_ratio |",
     "quantize_ranker": "| variant | ndcg_at_10 | of_parent | bytes | p99_ms | tuned | outside_tolerance |",
     "compile_ranker": "| p50_ms |",
     "export_retriever": "| query_tower_max_difference |",

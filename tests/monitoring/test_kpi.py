@@ -79,6 +79,10 @@ def test_figures_are_cut_by_rung_and_store() -> None:
     assert {rung: kpi.conversion for rung, kpi in by_rung.items()} == pytest.approx(TAKES, rel=0.05)
     assert set(summarise_by(_sessions(300), "store_id")) == {"store-0", "store-1", "store-2"}
     assert summarise(_sessions(0)).sessions == 0
+    unknown = _sessions(4).assign(store_id=["nan", None, None, "store-0"])
+    assert {s: kpi.sessions for s, kpi in summarise_by(unknown, "store_id").items()} == {
+        "": 2, "nan": 1, "store-0": 1
+    }  # fmt: skip
 
 
 def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:

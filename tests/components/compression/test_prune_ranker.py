@@ -138,9 +138,9 @@ def test_the_smallest_within_its_tolerance_is_kept(
     place, told = pruned
     table = json.loads((place / "table.json").read_text())
     held = [float(ratio) for ratio, row in table.items() if not row["outside_tolerance"]]
-    assert held == [told["kept_ratio"]]
-    assert set(table) == ({"0.5"} if told["kept_ratio"] == 0.5 else {"0.5", "0.25"})
-    assert read_ranker(place).manifest["size"]["hidden"] == {0.25: 24, 0.5: 16}[told["kept_ratio"]]
+    assert held == [told["pruned_ratio"]]
+    assert set(table) == ({"0.5"} if told["pruned_ratio"] == 0.5 else {"0.5", "0.25"})
+    assert read_ranker(place).manifest["size"]["hidden"] == {0.25: 24, 0.5: 16}[told["pruned_ratio"]]
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_when_no_ratio_holds_the_student_stays_whole(
     """Tuning with a step far too long ruins the ranking."""
     ruin = {"ratios": [0.5], "batch_size": 16, "learning_rate": 1000.0}
     told = prune_ranker(shop / "examples", student, tmp_path / "pruned", ruin)
-    assert told["kept_ratio"] == 0.0
+    assert told["pruned_ratio"] == 0.0
     found, parent = read_ranker(tmp_path / "pruned"), read_ranker(student)
     assert found.id == parent.id
     assert found.certificates == parent.certificates

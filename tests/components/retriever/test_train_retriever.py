@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.retriever.train_retriever import _hide
+from components.retriever.train_retriever import _hide, train_retriever
 
 
 @given(st.lists(st.integers(2, 64), min_size=1, max_size=20), st.integers(0, 1_000))
@@ -36,3 +36,12 @@ def test_neighbours_of_an_even_basket_are_even(toy_line: Path) -> None:
     query = build_query(bundle.statistics, ("item-002", "item-004"), no_events(), 1_718_000_000.0)
     even = [int(bundle.statistics.item_ids[code][5:]) % 2 == 0 for code in tower.search([query], 20)[0]]
     assert np.mean(even) >= 0.8
+
+
+@pytest.mark.slow
+def test_ten_steps_are_enough_to_train(toy_line: Path, tmp_path: Path) -> None:
+    """`reco run --fast` on a shop of 4,609 to 5,120 baskets takes as many."""
+    params = {"epochs": 10, "batch_size": 100_000, "negatives": 64, "hidden": 8}
+    report = train_retriever(toy_line / "examples", toy_line / "statistics", tmp_path / "made", params)
+    first, *_, last = (epoch["loss"] for epoch in report["curve"])
+    assert last < first

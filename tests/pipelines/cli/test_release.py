@@ -26,7 +26,7 @@ def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str],
         database.write_bytes(left)
     done = reco(tmp_path / "home", *arguments, "--tracking-uri", f"sqlite:///{database}")
     assert done.exit_code == 2
-    assert f"{database} is no registry: train with `reco run`" in done.output
+    assert f"{database} is no registry: train with `reco --home " in done.output
     assert (database.read_bytes() if database.exists() else None) == left
 
 

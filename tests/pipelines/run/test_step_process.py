@@ -1,5 +1,6 @@
 """One step under kfp.local in a process of its own."""
 
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -42,9 +43,14 @@ def test_a_step_gets_its_threads_unless_the_environment_says(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if set_before:
         monkeypatch.setenv("OMP_NUM_THREADS", set_before)
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     alone = step_alone(read_spec(counts), "threads", {}, {})
     process = ended(StepProcess(alone, tmp_path / "w", tmp_path / "log", 3))
+    [own] = scratch.iterdir()
+    assert list(own.iterdir()), "kfp writes the step's program there"
     assert process.close() == Outputs({"Output": got}, {})
+    assert not list(scratch.iterdir())
     assert process.peak_mib > 10
 
 

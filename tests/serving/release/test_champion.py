@@ -25,7 +25,7 @@ def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
 
 
 def test_the_error_names_the_command_that_makes_a_champion(tmp_path: Path) -> None:
-    with pytest.raises(NoChampion, match="train one with `reco run`, point --home at one") as error:
+    with pytest.raises(NoChampion, match=f"train one with `reco --home {tmp_path} run`") as error:
         read_champion(tmp_path)
     assert error.value.exit_code == 2
 
