@@ -22,7 +22,7 @@ from feature_repo.ids import MAX_ID_LENGTH, is_id
 
 MAX_BYTES = 16_384
 CLOCK_SKEW_S = 86_400.0  # how far ahead of now `at` may lie: a fact from 2999 would hold for ever
-LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400.0  # the end of the year 9999
 VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and the expected value
     "price": (1e9, "the current price of one unit, a number from 0 to 1e9"),
     "stock": (1e9, "units left, a number from 0 to 1e9"),

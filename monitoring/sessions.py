@@ -16,8 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ANSWERED_S = 1_800  # the attribution window: as long as a checkout may neither ask nor pay
+AHEAD_US = 86_400_000_000  # a day: a test of the year 9999 is no newest question
 FIELDS = ["user_id", "at", "answered_at", "bundle_id", "rung", "store_id", "profile"]
 _MS = 2**42  # milliseconds in a user's range of keys: 139 years
+
+
+def asked_at(answers: pa.Table) -> pd.Series:
+    """Return the time of each question: when it was answered, if a caller gave none or one AHEAD of that."""
+    at, answered = answers["at"], answers["answered_at"]
+    is_ahead = pc.greater(pc.subtract(at.cast(pa.int64()), answered.cast(pa.int64())), AHEAD_US)
+    return pc.if_else(pc.fill_null(is_ahead, True), answered, at).to_pandas()
 
 
 def make_sessions(
@@ -40,7 +48,7 @@ def make_sessions(
         made it: `hits` of its items, and `expected` by its scores; `gain` (DCG) and the largest possible one.
     """
     asked = answers.select(FIELDS).to_pandas()
-    asked["at"] = asked["at"].fillna(asked.pop("answered_at"))
+    asked["at"] = asked_at(answers)
     known = np.flatnonzero(asked["user_id"].notna())
     users = pd.Index(pd.unique(pd.concat([asked["user_id"].iloc[known], purchases["user_id"]])))
     start = min([at for at in (asked["at"].min(), purchases["at"].min()) if not pd.isna(at)], default=until)

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import math
+import os
 import shutil
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +16,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -246,7 +248,7 @@ def _read_archive(offline_store: Path) -> Source:
 
 
 def _table_file(path: Path, name: str) -> Path | None:
-    found = [file for ending in FORMATS if (file := path / f"{name}.{ending}").is_file()]
+    found = [file for ending in FORMATS if os.path.lexists(file := path / f"{name}.{ending}")]
     if len(found) > 1:
         raise EventsInvalid(
             f"{path} holds both {found[0].name} and {found[1].name}: keep the one that is meant"
@@ -258,14 +260,14 @@ def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a file's rows, and those of its lines that have too many or too few fields.
 
     Both are numbered as people count them: the rows of Parquet from 1, those of a CSV file from 2, behind the
-    header. So a CSV file's number is its line, unless an empty line or a line break in quotes comes before.
+    header. So a CSV file's number is its line, unless an empty line comes before.
     """
     readers = {".parquet": _read_parquet, ".csv": _read_csv}
     if file.suffix not in readers:
         raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
     try:
         return readers[file.suffix](file)
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, LookupError, OSError) as error:
         expected = (
             "a Parquet file" if file.suffix == ".parquet" else "a CSV file in UTF-8 with commas and a header"
         )
@@ -307,6 +309,14 @@ def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
     lines = np.arange(2, len(table) + len(torn) + 2)  # the header is line 1
     numbers = np.setdiff1d(lines, [number for number, _, _ in torn])
+    broken = [number for number, _, text in torn if "\n" in text]
+    for column in table.columns:
+        broken += numbers[pc.fill_null(pc.match_substring(column, "\n"), False).to_numpy()][:1].tolist()
+    if broken:
+        raise EventsInvalid(
+            f"{file}, row {min(broken)}: a value goes on over several lines: a quote that is never closed "
+            "takes all lines up to the next one with it; close it, or remove the line break"
+        )
     return table.to_pandas().set_axis(numbers), _torn(torn)
 
 
@@ -347,7 +357,8 @@ def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
 
 def _timezone(directory: Path) -> str:
     """Return the time zone from `dataset.json` beside the events, or from the manifest of a data set."""
-    file = next((f for name in ("dataset.json", "manifest.json") if (f := directory / name).is_file()), None)
+    names = ("dataset.json", "manifest.json")
+    file = next((f for name in names if os.path.lexists(f := directory / name)), None)
     if file is None:
         return "UTC"
     try:
@@ -356,7 +367,7 @@ def _timezone(directory: Path) -> str:
             raise ValueError(f"unknown key {min(unknown)!r}")
         name = content.get("timezone", "UTC")
         ZoneInfo(name)
-    except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         raise EventsInvalid(
             f'{file} should read {{"timezone": "Europe/Berlin"}} with an IANA name ({error})'
         ) from error

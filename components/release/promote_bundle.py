@@ -431,16 +431,18 @@ def chain_quality(certificates: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
-    """Return the data set with a hash.
+    """Return the data set that has a hash, or had it before users were forgotten.
 
     Raises:
         NothingToCompare: none of them has it.
     """
-    hashes = [_data_hash(dataset) for dataset in datasets]
-    if wanted in hashes:
-        return datasets[hashes.index(wanted)]
+    hashes = [_data_hashes(dataset) for dataset in datasets]
+    for dataset, held in zip(datasets, hashes, strict=True):
+        if wanted in held:
+            return dataset
     found = (
-        ", ".join(f"{path} is {held}" for path, held in zip(datasets, hashes, strict=True)) or "there is none"
+        ", ".join(f"{path} is {held[0]}" for path, held in zip(datasets, hashes, strict=True))
+        or "there is none"
     )
     raise NothingToCompare(
         f"the gate measures the challenger again on data set {wanted!r:.40}, and {found}: give the data set "
@@ -448,9 +450,10 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
     )
 
 
-def _data_hash(dataset: Path) -> str:
+def _data_hashes(dataset: Path) -> list[str]:
     try:
-        return str(json.loads((dataset / "manifest.json").read_bytes())["data_hash"])
+        manifest = json.loads((dataset / "manifest.json").read_bytes())
+        return [str(manifest["data_hash"]), *map(str, manifest.get("was", ()))]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NothingToCompare(
             f"{dataset} is no checked data set ({error}): give another --dataset"

@@ -112,6 +112,8 @@ def read_values(
     dotenv = None if environ.get(CONFIG, "").strip() == NO_FILE else DOTENV_FILE
     model = _model(kind, own, variables, given, stored, dotenv)
     try:
+        if dotenv and Path(dotenv).is_file():
+            _check_dotenv(Path(dotenv), error)
         checked = model()
     except ValidationError as invalid:
         raise error(_message(invalid, kind, variables, given, stored, str(file))) from None
@@ -120,6 +122,19 @@ def read_values(
             f"{DOTENV_FILE} cannot be read ({type(unreadable).__name__}); expected lines VARIABLE=VALUE"
         ) from None
     return {name: _plain(getattr(checked, name)) for name in own if name in checked.model_fields_set}
+
+
+def _check_dotenv(file: Path, error: type[Exception]) -> None:
+    """Refuse a line that the library would pass over: the setting on it, a token perhaps, would be off."""
+    from dotenv.parser import parse_stream
+
+    with file.open(encoding="utf-8") as stream:
+        for line in parse_stream(stream):
+            if line.error or (line.value is None and (line.key or "").startswith("RECO_")):
+                raise error(
+                    f"{file} cannot be read from line {line.original.line} on; expected VARIABLE=VALUE, and "
+                    "a quote at both ends of a value or at none"
+                )
 
 
 def has_files(environ: Mapping[str, str]) -> bool:
@@ -166,7 +181,7 @@ def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> 
         return {}
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as invalid:
+    except (OSError, ValueError, RecursionError) as invalid:
         raise error(
             f"{file} cannot be read as TOML ({type(invalid).__name__}); expected KEY = VALUE"
         ) from None

@@ -51,7 +51,7 @@ class Forgotten:
             return cls(bytes.fromhex(document["salt"]), until)
         except FileNotFoundError:
             return cls()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ForgottenInvalid(
                 f"{home / FILE} is not a list of forgotten users ({type(error).__name__}): bring it back "
                 "from a copy; without it they would return"

@@ -201,8 +201,8 @@ def watch(
     from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
 
-    if not every_s > 0:
-        raise click.UsageError(f"--every is {every_s}, expected seconds above 0")
+    if not 0.1 <= every_s <= 1e6:
+        raise click.UsageError(f"--every is {every_s:g}, expected seconds from 0.1 to 1,000,000")
     if pipelines and not retrain:
         raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
 

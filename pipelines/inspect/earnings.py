@@ -27,7 +27,7 @@ from monitoring.kpi import (
     summarise,
     summarise_by,
 )
-from monitoring.sessions import make_sessions
+from monitoring.sessions import asked_at, make_sessions
 from serving.prediction_log import read_log
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -85,7 +85,7 @@ def read_earnings(
         raise NothingToJoin("there is no purchase: start `reco stream`, or name a data set with --data")
     until = purchases["at"].max()
     sessions = make_sessions(answers, purchases, until, read_costs(settings))
-    asked = pc.coalesce(answers["at"], answers["answered_at"]).to_pandas()
+    asked = asked_at(answers)
     recent = answers.filter(pa.array(asked > asked.max() - HOUR))
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > asked.max() - HOUR]

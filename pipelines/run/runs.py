@@ -160,7 +160,7 @@ def read_run(folder: Path) -> Run:
         steps = [StepState(**step) for step in document.pop("steps")]
         run = Run(folder=folder, steps=steps, **document)
         run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunUnknown(f"{folder / 'state.json'} is not the record of a run ({error})") from error
     if run.status != "running":  # its process was killed, and could not write it down
         for step in run.steps:

@@ -120,7 +120,9 @@ def test_answers_that_cannot_be_compared_are_counted(served: Path, toy_line: Pat
 def test_an_empty_log_is_no_skew(served: Path, toy_line: Path, tmp_path: Path) -> None:
     found = replay(tmp_path, served / "offline_store", toy_line / "evaluated", 10)
     assert (found.compared, found.equal, found.first) == (0, 0, None)
-    assert describe(found).startswith("nothing to compare: the log holds no answer older than 10 s")
+    assert describe(found).startswith(
+        "nothing to compare: what is written of the log holds no answer older than 10 s"
+    )
 
 
 def test_a_home_without_archive_or_with_a_damaged_note_is_refused(tmp_path: Path) -> None:

@@ -208,6 +208,14 @@ def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
         Settings.from_env({})
 
 
+@pytest.mark.parametrize("line", ['RECO_CALLER_TOKENS="0123456789', "RECO_CALLER_TOKENS", "=x"])
+def test_a_dotenv_line_that_cannot_be_read_is_refused(folder: Path, line: str) -> None:
+    """The library passes it over: the endpoint would ask no caller for a token."""
+    (folder / ".env").write_text(f"RECO_HOST=e\n{line}\nRECO_HTTP_PORT=2\n")
+    with pytest.raises(SettingInvalid, match=r"\.env cannot be read from line 2 on; expected VARIABLE=VALUE"):
+        Settings.from_env({})
+
+
 def test_a_dotenv_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / ".env").write_bytes(b"RECO_HTTP_PORT=\xff\n")
     with pytest.raises(SettingInvalid, match=r"^\.env cannot be read \(UnicodeDecodeError\); expected lines"):

@@ -272,9 +272,13 @@ def test_utf_16_is_not_utf_8(source: Path, tmp_path: Path) -> None:
         ingest_events(str(source), tmp_path / "d")
 
 
-def test_an_open_quote_does_not_swallow_the_file_unseen(source: Path, tmp_path: Path) -> None:
-    (source / "events.csv").write_text(MANY.replace("u1,", '"u1,', 1))
-    with pytest.raises(EventsInvalid):
+@pytest.mark.parametrize("quotes", [1, 2])
+def test_an_open_quote_does_not_swallow_lines_unseen(source: Path, tmp_path: Path, quotes: int) -> None:
+    header, *rows = MANY.splitlines()
+    for row in (150, 250)[:quotes]:
+        rows[row] = rows[row].replace(",", ',"', 2).replace(',"', ",", 1)
+    (source / "events.csv").write_text("\n".join([header, *rows, ""]))
+    with pytest.raises(EventsInvalid, match="a value goes on over several lines"):
         ingest_events(str(source), tmp_path / "d")
 
 

@@ -105,6 +105,7 @@ def test_a_data_set_is_sealed_again_without_the_user(dataset: Path) -> None:
     assert after.manifest["dropped"]["of forgotten users"] == own
     assert after.manifest["timezone"] == before.manifest["timezone"]
     assert after.manifest["data_hash"] != before.manifest["data_hash"]
+    assert after.manifest["was"] == [before.manifest["data_hash"]]
     [left] = (dataset / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(left)["user_id"] == "user-0011"
     assert erase_dataset(dataset, "user-001", LATE) == 0

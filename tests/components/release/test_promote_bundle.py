@@ -124,6 +124,15 @@ def test_without_the_data_set_nothing_is_believed(
     assert registry.alias("champion") is None
 
 
+def test_a_data_set_without_forgotten_users_is_still_the_one(
+    evaluated: Make, promote: Promote, registry: Registry, uri: str, tmp_path: Path
+) -> None:
+    register(evaluated("one"), uri)
+    (tmp_path / "manifest.json").write_text('{"data_hash": "d3", "was": ["d1", "d2"]}')
+    promote(datasets=[tmp_path])
+    assert registry.alias("champion") is not None
+
+
 def test_of_several_data_sets_the_right_one_is_taken(
     evaluated: Make, promote: Promote, uri: str, tmp_path: Path, dataset: Path
 ) -> None:

@@ -98,6 +98,21 @@ def test_a_corrupt_fact_hides_no_later_cost(settings: Settings) -> None:
     assert len(costs) == PAGE
 
 
+@pytest.mark.slow
+def test_a_question_of_the_year_9999_counts_at_the_time_of_its_answer(settings: Settings) -> None:
+    write_visits(settings, 2_000)
+    usual = read_earnings(settings, None, 24)
+    file = settings.prediction_log_dir / "1-000000.parquet"
+    answers = pq.read_table(file)
+    last, column = answers.slice(len(answers) - 1), answers.schema.get_field_index("at")
+    far = pa.array([pd.Timestamp("9999-12-31T23:00:00Z").as_unit("us")], answers.schema.field("at").type)
+    odd = last.set_column(column, answers.schema.field("at"), far)
+    pq.write_table(pa.concat_tables([answers, odd]), file)
+    found = read_earnings(settings, None, 24)
+    assert found.since == usual.since
+    assert found.total.sessions - usual.total.sessions <= 1
+
+
 def test_without_answers_or_purchases_it_says_what_to_start(settings: Settings) -> None:
     with pytest.raises(NothingToJoin, match="holds no answer: start"):
         read_earnings(settings, None, 24)
