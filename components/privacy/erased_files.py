@@ -96,7 +96,7 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
         return count
     dropped = data.manifest.get("dropped", {})
     forgotten = dropped.get("of forgotten users", 0) + int((~kept).sum())
-    # A bundle that was evaluated on the data set is measured again on what is left of it.
+    # A bundle that was evaluated on the data set is measured again on the rest of it.
     was = [*data.manifest.get("was", []), data.manifest["data_hash"]]
     manifest = {**data.manifest, "was": was, "dropped": {**dropped, "of forgotten users": forgotten}}
     for name in ("rows", "users", "items", "baskets", "first_at", "last_at", "files", "data_hash"):
