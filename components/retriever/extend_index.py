@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import torch
 
 from components.data.examples import ContractViolation
@@ -32,8 +33,9 @@ from feature_repo.statistics import (
     read_vocabulary,
     write_statistics,
 )
+from feature_repo.stream.erasure import Forgotten
 from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
-from serving.release.golden import read_golden
+from serving.release.golden import GoldenRequest, read_golden
 from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def extend_index(
     removed: Sequence[str],
     counted: Purchases | None = None,
     until: pd.Timestamp | None = None,
+    forgotten: Forgotten | None = None,
 ) -> str:
     """Write a bundle with new items and without removed ones, and return its id.
 
@@ -61,6 +64,7 @@ def extend_index(
         removed: ids of items that are not sold any more.
         counted: purchases for the day-fresh features; None: these stay as they are.
         until: the end of the last day that counts.
+        forgotten: shoppers whose golden requests and reference answers the new bundle must not hold.
 
     Raises:
         ValueError: a new item has no id, comes twice or is known already; a removed one is not known.
@@ -98,13 +102,25 @@ def extend_index(
         np.save(extended / REMOVED_ITEMS, gone, allow_pickle=False)
     bundle_id = seal_with_golden(
         extended,
-        read_golden(bundle),
+        _without(forgotten or Forgotten(), extended),
         cut=loaded.manifest["cut"],
         settings=settings,
         made_from={**loaded.manifest["made_from"], "parent": loaded.bundle_id},
     )
     log.info("bundle %s: %d new items, %d removed", bundle_id, after.new_items, len(gone))
     return bundle_id
+
+
+def _without(forgotten: Forgotten, bundle: Path) -> list[GoldenRequest]:
+    """Take forgotten shoppers out of a bundle's reference answers; return the other golden requests."""
+    log_file = bundle / "reference_log.parquet"
+    if log_file.is_file():
+        answers = pq.read_table(log_file)
+        left = forgotten.without(answers, "answered_at")
+        if len(left) < len(answers):
+            pq.write_table(left, log_file)
+    asked = ((golden, golden.request.get("user_id")) for golden in read_golden(bundle))
+    return [golden for golden, user in asked if user is None or forgotten.until(user) is None]
 
 
 def read_new_items(file: Path) -> pd.DataFrame:

@@ -18,11 +18,17 @@ from feature_repo.events import Dataset, read_dataset
 from feature_repo.item_days import DAY_S
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import Statistics
+from feature_repo.stream.erasure import Forgotten
 from serving.release.bundle import load_bundle
 
 
 def refresh_counts(
-    bundle: Path, retriever: Path, dataset: Path, refreshed: Path, until: pd.Timestamp | None = None
+    bundle: Path,
+    retriever: Path,
+    dataset: Path,
+    refreshed: Path,
+    until: pd.Timestamp | None = None,
+    forgotten: Forgotten | None = None,
 ) -> dict[str, str | int]:
     """Write a bundle with fresh counts.
 
@@ -33,6 +39,7 @@ def refresh_counts(
         refreshed: the directory to write.
         until: the moment of the count; None for the data set's last purchase. The counts end with the last
             day before it, at the hour of the cut.
+        forgotten: see `extend_index`.
 
     Returns:
         The id of the bundle, the end of the counts, and how many items have joined.
@@ -54,7 +61,7 @@ def refresh_counts(
     end = cut + pd.Timedelta(days=days)
     known = purchases.before(end)
     new = joining_items(known, data, loaded.statistics)
-    bundle_id = extend_index(bundle, retriever, refreshed, new, [], counted=known, until=end)
+    bundle_id = extend_index(bundle, retriever, refreshed, new, [], known, end, forgotten)
     return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
 
 

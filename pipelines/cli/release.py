@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.home import command, read_running
+from feature_repo.stream.erasure import Forgotten
 from pipelines.cli.options import (
     FILE,
     FOLDER,
@@ -282,7 +283,10 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     champion, retriever = read_champion(context.home), _champions_retriever(context)
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
     folder = context.home / "extended"
-    bundle_id = extend_index(champion.bundle(context.home), retriever, folder, new, removed)
+    forgotten = Forgotten.load(context.home)
+    bundle_id = extend_index(
+        champion.bundle(context.home), retriever, folder, new, removed, forgotten=forgotten
+    )
     version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
     text = (
@@ -320,7 +324,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "dataset"
         ingest_events(data or str(context.home / "offline_store"), dataset, home=str(context.home))
-        done = refresh_counts(champion.bundle(context.home), retriever, dataset, folder)
+        bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
+        done = refresh_counts(bundle, retriever, dataset, folder, forgotten=forgotten)
     version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "

@@ -11,12 +11,15 @@ import torch
 
 from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
+from components.privacy.erased_files import names_user
 from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
 from components.retriever.train_retriever import load_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
+from feature_repo.stream.erasure import Forgotten, forget
 from serving.answer.recommender import Recommender, open_recommender
 from serving.release.bundle import load_bundle, read_manifest
+from serving.release.golden import read_golden
 from serving.schemas import Request
 from serving.stages.item_index import FaissTower
 from serving.stores.online_features import MemoryStore
@@ -104,6 +107,23 @@ def test_an_extended_bundle_can_be_extended_again(toy_line: Path, new: pd.DataFr
     assert files[0] == files[1]
     again = json.loads((second / "golden.jsonl").read_text().splitlines()[0])
     assert again["expected"]
+
+
+@pytest.mark.slow
+def test_a_forgotten_shopper_is_not_in_the_new_bundle(
+    toy_line: Path, new: pd.DataFrame, tmp_path: Path
+) -> None:
+    evaluated, home = toy_line / "evaluated", tmp_path / "home"
+    shoppers = {golden.request["user_id"] for golden in read_golden(evaluated) if golden.history is not None}
+    gone = next(user for user in sorted(shoppers) if names_user(evaluated, user) > 1)
+    home.mkdir()
+    forget(home, gone, 2**52)
+    place, forgotten = tmp_path / "extended", Forgotten.load(home)
+    extend_index(evaluated, toy_line / "retriever", place, new, [], forgotten=forgotten)
+    assert names_user(place, gone) == 0
+    left = {golden.request.get("user_id") for golden in read_golden(place)}
+    assert left == {None, *shoppers} - {gone}
+    load_bundle(place)
 
 
 @pytest.mark.slow
