@@ -197,6 +197,7 @@ def watch(
     /metrics has the results of the last look. At most one run starts in a week. With --pipelines the last
     training of the cluster that succeeded runs again there, unless one works already.
     """
+    from pipelines.live.ports import claim_port
     from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
@@ -225,7 +226,7 @@ def watch(
     looks = watch_home(
         context.settings(),
         every_s,
-        (host, port),
+        (host, claim_port(port, "--port")),
         start if retrain else None,
         stop_signal(),
         say,

@@ -19,6 +19,12 @@ def test_an_api_that_is_away_is_named() -> None:
         connect("")
 
 
+@pytest.mark.parametrize("url", ["http://[::", "ftp://cluster", "cluster:8001", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(NoCluster, match="is no address of a cluster; expected http://HOST:PORT"):
+        connect(url)
+
+
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [
