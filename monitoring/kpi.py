@@ -112,7 +112,7 @@ def summarise(sessions: pd.DataFrame) -> Kpi:
 
 
 def summarise_by(sessions: pd.DataFrame, cut: str) -> dict[str, Kpi]:
-    """Return the figures of each value of a column, the most frequent first; "" is a missing one."""
+    """Return the figures of each value of a column, the most frequent first; "" stands for a missing one."""
     groups = {str(name): summarise(rows) for name, rows in sessions.fillna({cut: ""}).groupby(cut)}
     return dict(sorted(groups.items(), key=lambda group: -group[1].sessions))
 

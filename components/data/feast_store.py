@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from feast import FeatureStore
 
 TIMEOUT_S = 5.0
+LOCK_S = 60.0  # opening takes less than a second; after so long a stopped process holds the lock
 
 
 def feature_store(home: Path, online_store: str = "", state: Path | None = None) -> FeatureStore:
@@ -81,7 +82,7 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
     url = "" if online_store.startswith("sqlite:") else online_store
     # Applying again changes nothing, and makes the tables of a file that is new. One at a time: the second to
     # open a new home would write its empty registry over the first one's.
-    with FileLock(home / "registry.db.lock"):
+    with FileLock(home / "registry.db.lock", timeout=LOCK_S):
         try:
             return _applied(home, url)
         except DecodeError:

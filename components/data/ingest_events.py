@@ -292,8 +292,11 @@ def _read_parquet(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     torn: list[tuple[int, str, str]] = []
+    broken: list[int] = []
 
     def keep(row: pa.csv.InvalidRow) -> str:
+        if "\n" in row.text or "\r" in row.text:
+            broken.append(row.number)
         why = f"the line has {row.actual_columns} fields, the header {row.expected_columns}"
         torn.append((row.number, why, row.text[:500]))
         return "skip"
@@ -309,13 +312,13 @@ def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
     lines = np.arange(2, len(table) + len(torn) + 2)  # the header is line 1
     numbers = np.setdiff1d(lines, [number for number, _, _ in torn])
-    broken = [number for number, _, text in torn if "\n" in text]
     for column in table.columns:
-        broken += numbers[pc.fill_null(pc.match_substring(column, "\n"), False).to_numpy()][:1].tolist()
+        is_broken = pc.match_substring_regex(column, "[\r\n]")
+        broken += numbers[pc.fill_null(is_broken, False).to_numpy()][:1].tolist()
     if broken:
         raise EventsInvalid(
-            f"{file}, row {min(broken)}: a value goes on over several lines: a quote that is never closed "
-            "takes all lines up to the next one with it; close it, or remove the line break"
+            f"{file}, row {min(broken)}: a value spans several lines, expected one line for each row. "
+            "Close its quote, or remove the line break"
         )
     return table.to_pandas().set_axis(numbers), _torn(torn)
 

@@ -437,9 +437,10 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
         NothingToCompare: none of them has it.
     """
     hashes = [_data_hashes(dataset) for dataset in datasets]
-    for dataset, held in zip(datasets, hashes, strict=True):
-        if wanted in held:
-            return dataset
+    for known in ([held[:1] for held in hashes], hashes):  # as it is, else as it was
+        for dataset, held in zip(datasets, known, strict=True):
+            if wanted in held:
+                return dataset
     found = (
         ", ".join(f"{path} is {held[0]}" for path, held in zip(datasets, hashes, strict=True))
         or "there is none"

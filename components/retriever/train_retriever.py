@@ -51,9 +51,9 @@ def train_retriever(
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     baskets = len(data.basket)
     steps = max(1, math.ceil(baskets / settings.batch_size)) * settings.epochs
-    # Of ten steps the rise would take the first alone, and PyTorch divides by the others of it: none.
+    rise = 0.1 if steps != 10 else 0.2  # a tenth of ten steps would be no step, and PyTorch divides by it
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=max(steps, 11), pct_start=0.1
+        optimizer, settings.learning_rate, total_steps=steps, pct_start=rise
     )
     began = time.perf_counter()
     curve: list[dict[str, float]] = []

@@ -125,15 +125,18 @@ def read_values(
 
 
 def _check_dotenv(file: Path, error: type[Exception]) -> None:
-    """Refuse a line that the library would pass over: the setting on it, a token perhaps, would be off."""
+    """Refuse lines that the library would pass over: a setting on them, a token perhaps, would be off."""
     from dotenv.parser import parse_stream
 
     with file.open(encoding="utf-8") as stream:
         for line in parse_stream(stream):
-            if line.error or (line.value is None and (line.key or "").startswith("RECO_")):
+            key, value, text = line.key or "", line.value or "", line.original.string
+            is_ours = "RECO_" in f"{key}{value}".upper()
+            if line.error or (is_ours and (line.value is None or '"' in key or "\n" in value)):
+                blank = text[: len(text) - len(text.lstrip())].count("\n")
                 raise error(
-                    f"{file} cannot be read from line {line.original.line} on; expected VARIABLE=VALUE, and "
-                    "a quote at both ends of a value or at none"
+                    f"{file}, line {line.original.line + blank}: expected VARIABLE=VALUE, with a quote at "
+                    "both ends of the value or at none"
                 )
 
 

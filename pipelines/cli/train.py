@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -246,7 +247,13 @@ def submit(
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)
-        document["state"] = wait_for_run(host, submitted.run_id, lambda: _token(token_file))
+
+        def token_of_now() -> str:
+            with contextlib.suppress(OSError):  # the file is being replaced; a pipe gives its token once
+                return _token(token_file) or token
+            return token
+
+        document["state"] = wait_for_run(host, submitted.run_id, token_of_now)
     context.answer(document, f"{document['url']}  {document['state'].lower()}")
     if wait and document["state"] != "SUCCEEDED":
         click.get_current_context().exit(1)

@@ -67,7 +67,7 @@ def parts_of(
     Args:
         settings: of the endpoint; a store that they name is used instead of one of our own.
         kafka: of the broker's clients.
-        champion: the bundle to serve.
+        champion: of the home; the endpoint follows it.
         features: what its run computed for the online store, if that is still there.
         wanted: ports, broker, replay.
         say: takes a line for people.

@@ -55,16 +55,17 @@ class StepProcess:
         (folder / "component.json").write_text(json.dumps(component), encoding="utf-8")
         log.parent.mkdir(parents=True, exist_ok=True)
         # kfp leaves a folder of each step there. Not under home: a socket's path must be short.
-        self._scratch = tempfile.mkdtemp(prefix="reco-step-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="reco-step-", ignore_cleanup_errors=True)
         # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.
         usual = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads)}
+        own = {"PYTHONUNBUFFERED": "1", "TMPDIR": self._scratch.name}
         with log.open("wb") as stream:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pipelines.run.step_process", str(folder)],
                 stdin=subprocess.PIPE,  # never written: it closes when this process ends, however it ends
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env={**usual, **os.environ, **environment, "PYTHONUNBUFFERED": "1", "TMPDIR": self._scratch},
+                env={**usual, **os.environ, **environment, **own},
                 umask=0o077,  # its files may name shoppers
                 start_new_session=True,  # Ctrl-C is for us alone: we end the step, with all its processes
             )
@@ -100,7 +101,6 @@ class StepProcess:
 
     def close(self) -> Outputs | None:
         """Release all that an ended step holds, and return its results; None when it failed."""
-        self._signal(signal.SIGKILL)  # whatever a killed step has left
         self._release()
         try:
             document = json.loads((self._folder / "outputs.json").read_bytes())
@@ -112,16 +112,15 @@ class StepProcess:
     def end(self) -> None:
         """End the step with all its processes."""
         self._signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
         self._release()
 
     def _release(self) -> None:
+        self._signal(signal.SIGKILL)  # whatever an ended step has left
         self._log.close()
         self._process.communicate()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -318,12 +318,14 @@ def wait_for_run(
     host, seen = _root(host), time.monotonic()
     while True:
         try:
-            ask_health(host, token())
+            ask_health(host, now := token())
             with _api(host):
-                state = str(_client(host, "", token()).get_run(run_id).state)
+                state = str(_client(host, "", now).get_run(run_id).state)
             seen = time.monotonic()
-        except ApiUnreachable:
-            if time.monotonic() - seen > patience_s:
+        except (ApiUnreachable, ApiRefused) as error:
+            # The API may answer while its database is away.
+            is_away = isinstance(error, ApiUnreachable) or getattr(error.__cause__, "status", 0) >= 500
+            if not is_away or time.monotonic() - seen > patience_s:
                 raise
             state = ""
         if state in ENDED:

@@ -208,11 +208,22 @@ def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
         Settings.from_env({})
 
 
-@pytest.mark.parametrize("line", ['RECO_CALLER_TOKENS="0123456789', "RECO_CALLER_TOKENS", "=x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        'RECO_CALLER_TOKENS="0123456789',
+        "RECO_CALLER_TOKENS",
+        "reco_caller_tokens",
+        '"RECO_CALLER_TOKENS"=0123456789',
+        "OTHER='x\nRECO_CALLER_TOKENS=0123456789\n# the shops'",
+        'RECO_HOST="127.0.0.1\nOTHER="',
+        "=x",
+    ],
+)
 def test_a_dotenv_line_that_cannot_be_read_is_refused(folder: Path, line: str) -> None:
     """The library passes it over: the endpoint would ask no caller for a token."""
-    (folder / ".env").write_text(f"RECO_HOST=e\n{line}\nRECO_HTTP_PORT=2\n")
-    with pytest.raises(SettingInvalid, match=r"\.env cannot be read from line 2 on; expected VARIABLE=VALUE"):
+    (folder / ".env").write_text(f"RECO_HOST=e\nKEY='-----\n-----'\n\n\n{line}\nRECO_HTTP_PORT=2\n")
+    with pytest.raises(SettingInvalid, match=r"\.env, line 6: expected VARIABLE=VALUE"):
         Settings.from_env({})
 
 

@@ -272,13 +272,16 @@ def test_utf_16_is_not_utf_8(source: Path, tmp_path: Path) -> None:
         ingest_events(str(source), tmp_path / "d")
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("quotes", [1, 2])
-def test_an_open_quote_does_not_swallow_lines_unseen(source: Path, tmp_path: Path, quotes: int) -> None:
+def test_an_open_quote_does_not_swallow_lines_unseen(
+    source: Path, tmp_path: Path, quotes: int, ending: str
+) -> None:
     header, *rows = MANY.splitlines()
     for row in (150, 250)[:quotes]:
-        rows[row] = rows[row].replace(",", ',"', 2).replace(',"', ",", 1)
-    (source / "events.csv").write_text("\n".join([header, *rows, ""]))
-    with pytest.raises(EventsInvalid, match="a value goes on over several lines"):
+        rows[row] = rows[row].replace(",", ',"' + "long" * 200, 2).replace(',"' + "long" * 200, ",", 1)
+    (source / "events.csv").write_bytes(ending.join([header, *rows, ""]).encode())
+    with pytest.raises(EventsInvalid, match="a value spans several lines"):
         ingest_events(str(source), tmp_path / "d")
 
 

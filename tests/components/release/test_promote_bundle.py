@@ -125,12 +125,19 @@ def test_without_the_data_set_nothing_is_believed(
 
 
 def test_a_data_set_without_forgotten_users_is_still_the_one(
-    evaluated: Make, promote: Promote, registry: Registry, uri: str, tmp_path: Path
+    evaluated: Make, promote: Promote, uri: str, tmp_path: Path, dataset: Path
 ) -> None:
     register(evaluated("one"), uri)
     (tmp_path / "manifest.json").write_text('{"data_hash": "d3", "was": ["d1", "d2"]}')
-    promote(datasets=[tmp_path])
-    assert registry.alias("champion") is not None
+    taken = []
+
+    def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
+        taken.append(dataset)
+        return as_planned(challenger, champion, dataset, sample)
+
+    promote(datasets=[tmp_path], dry_run=True, examine=examine)
+    promote(datasets=[tmp_path, dataset], examine=examine)
+    assert taken == [tmp_path, dataset], "the one that nothing was taken from, if it is there"
 
 
 def test_of_several_data_sets_the_right_one_is_taken(

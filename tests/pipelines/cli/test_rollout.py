@@ -90,7 +90,8 @@ def test_only_a_release_needs_a_host_in_the_route_or_the_gateways_address(
 
     assert "no release yet" in said("release", "--status")
     assert "mlflow.db is no registry" in said("rollback")  # and no word about a gateway
-    assert "give the gateway's URL" in said("release", "--tracking-uri", "http://127.0.0.1:9")
+    for mode in ((), ("--watch",), ("--resume",)):
+        assert "give the gateway's URL" in said("release", *mode, "--tracking-uri", "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("arguments", [("release",), ("release", "--resume"), ("release", "--dry-run")])

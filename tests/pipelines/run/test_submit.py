@@ -61,7 +61,7 @@ class Cluster(ThreadingHTTPServer):
         self.fail: tuple[int, dict[str, Any]] | None = None
         self.tokens: set[str] = set()
         self.token = ""
-        self.away = 0  # looks that find no API
+        self.away = 0  # looks that find no API, and the last one its database away
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class Api(BaseHTTPRequestHandler):
             return
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path == "/apis/v2beta1/healthz":
-            if self.server.away:
+            if self.server.away > 1:
                 self.server.away -= 1
                 return self._answer({}, 503)
             return self._answer({"multi_user": False})
@@ -105,6 +105,9 @@ class Api(BaseHTTPRequestHandler):
             more = {"next_page_token": str(first + 2)} if first + 2 < len(self.server.runs) else {}
             return self._answer({"runs": listed, **more})
         if match := re.fullmatch(r"/apis/v2beta1/runs/(\w+)", path):
+            if self.server.away:
+                self.server.away -= 1
+                return self._answer({"message": "no database"}, 503)
             return self._answer({"run_id": match[1], "state": self.server.states.pop(0)})
         self._answer({"message": f"no {path}"}, 404)
 
