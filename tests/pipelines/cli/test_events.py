@@ -126,4 +126,4 @@ def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path
     (place / "online_store.json").write_text('{"created_at": "2020-01-01T00:00:00Z"}')
     done = reco(place, "replay")
     assert done.exit_code == 1
-    assert "nothing to compare: the log holds no answer" in done.output
+    assert "nothing to compare: what is written of the log holds no answer" in done.output
