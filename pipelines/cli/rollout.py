@@ -86,7 +86,7 @@ def release(
         hold_s=pace.hold_s if hold_s is None else hold_s,
         orphan_s=pace.orphan_s if orphan_s is None else orphan_s,
     )
-    if status or guard or dry_run:
+    if any((status, guard, dry_run)):
         gateway = gateway or NOT_ASKED
     where, registry = (cluster, gateway, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
