@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,12 +80,8 @@ def release(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    pace = Pace()
-    pace = replace(
-        pace,
-        hold_s=pace.hold_s if hold_s is None else hold_s,
-        orphan_s=pace.orphan_s if orphan_s is None else orphan_s,
-    )
+    given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
+    pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
     if any((status, guard, dry_run)):
         gateway = gateway or NOT_ASKED
     where, registry = (cluster, gateway, namespace), (tracking_uri, model_name)
