@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 ANSWERED_S = 1_800  # the attribution window: as long as a checkout may neither ask nor pay
 AHEAD_US = 86_400_000_000  # a day: a test of the year 9999 is no newest question
-FIELDS = ["user_id", "at", "answered_at", "bundle_id", "rung", "store_id", "profile"]
+FIELDS = ["user_id", "bundle_id", "rung", "store_id", "profile"]
 _MS = 2**42  # milliseconds in a user's range of keys: 139 years
 
 
@@ -47,8 +47,7 @@ def make_sessions(
         `accepted_new` counts the items that the shopper never bought before. Of the last list, if a model
         made it: `hits` of its items, and `expected` by its scores; `gain` (DCG) and the largest possible one.
     """
-    asked = answers.select(FIELDS).to_pandas()
-    asked["at"] = asked_at(answers)
+    asked = answers.select(FIELDS).to_pandas().assign(at=asked_at(answers))
     known = np.flatnonzero(asked["user_id"].notna())
     users = pd.Index(pd.unique(pd.concat([asked["user_id"].iloc[known], purchases["user_id"]])))
     start = min([at for at in (asked["at"].min(), purchases["at"].min()) if not pd.isna(at)], default=until)

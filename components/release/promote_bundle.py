@@ -436,15 +436,10 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
     Raises:
         NothingToCompare: none of them has it.
     """
-    hashes = [_data_hashes(dataset) for dataset in datasets]
-    for known in ([held[:1] for held in hashes], hashes):  # as it is, else as it was
-        for dataset, held in zip(datasets, known, strict=True):
-            if wanted in held:
-                return dataset
-    found = (
-        ", ".join(f"{path} is {held[0]}" for path, held in zip(datasets, hashes, strict=True))
-        or "there is none"
-    )
+    hashes = {dataset: _data_hashes(dataset) for dataset in datasets}
+    if known := [dataset for dataset, held in hashes.items() if wanted in held]:
+        return min(known, key=lambda dataset: hashes[dataset][0] != wanted)  # as it is before as it was
+    found = ", ".join(f"{path} is {held[0]}" for path, held in hashes.items()) or "there is none"
     raise NothingToCompare(
         f"the gate measures the challenger again on data set {wanted!r:.40}, and {found}: give the data set "
         "it was evaluated on (reco promote --dataset DIR); without it nothing is promoted"
@@ -452,6 +447,7 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
 
 
 def _data_hashes(dataset: Path) -> list[str]:
+    """Return the hash of a data set, and those that it had before users were forgotten."""
     try:
         manifest = json.loads((dataset / "manifest.json").read_bytes())
         return [str(manifest["data_hash"]), *map(str, manifest.get("was", ()))]

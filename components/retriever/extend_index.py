@@ -114,7 +114,7 @@ def extend_index(
 def _without(forgotten: Forgotten, bundle: Path) -> list[GoldenRequest]:
     """Take forgotten shoppers out of a bundle's reference answers; return the other golden requests."""
     log_file = bundle / "reference_log.parquet"
-    if log_file.is_file():
+    if len(forgotten) and log_file.is_file():
         answers = pq.read_table(log_file)
         left = forgotten.without(answers, "answered_at")
         if len(left) < len(answers):

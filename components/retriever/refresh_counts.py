@@ -61,7 +61,9 @@ def refresh_counts(
     end = cut + pd.Timedelta(days=days)
     known = purchases.before(end)
     new = joining_items(known, data, loaded.statistics)
-    bundle_id = extend_index(bundle, retriever, refreshed, new, [], known, end, forgotten)
+    bundle_id = extend_index(
+        bundle, retriever, refreshed, new, [], counted=known, until=end, forgotten=forgotten
+    )
     return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
 
 

@@ -51,6 +51,11 @@ class Context:
         click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
 
 
+def read_token(file: Path | None) -> str:
+    """Return the bearer token in a file, "" without a file."""
+    return file.read_text().strip() if file else ""
+
+
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
-NOT_ASKED = "http://not-asked"  # gateway of what sends no golden request
 
 
 @click.command()
@@ -82,9 +81,8 @@ def release(
         existing_registry(context.home, tracking_uri)
     given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
     pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
-    if any((status, guard, dry_run)):
-        gateway = gateway or NOT_ASKED
-    where, registry = (cluster, gateway, namespace), (tracking_uri, model_name)
+    sends_golden = not any((status, guard, dry_run))
+    where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
     rollout, catalogue = open_rollout(context, *where, datasets, registry, pace, trusted_keys, key, deployer)
     if status:
@@ -127,7 +125,7 @@ def _resumed(rollout: Rollout, version: str) -> bool:
 def open_rollout(
     context: Context,
     cluster: str,
-    gateway: str,
+    gateway: str | None,
     namespace: str,
     datasets: list[Path],
     registry: tuple[str, str],
@@ -136,7 +134,10 @@ def open_rollout(
     key: Path | None = None,
     deployer: str = "",
 ) -> tuple[Rollout, ModelCatalogue]:
-    """Connect to a cluster and its gateway; the registry is asked for when it is needed."""
+    """Connect to a cluster; the registry is asked for when it is needed.
+
+    The gateway is the route's if it is empty. None: no golden request will be sent, so none is needed.
+    """
     import httpx
 
     from components.rollout.catalogue import ModelCatalogue
@@ -151,10 +152,10 @@ def open_rollout(
     there = Cluster(connect(cluster), namespace)
     route = there.get("HTTPRoute", ROUTE)
     slot = there.get("InferenceService", service(SLOTS[0]))
-    hosts = [*route["spec"].get("hostnames", ()), ""]
-    if not gateway and not hosts[0]:
-        raise click.UsageError("the HTTPRoute names no host: give the gateway's URL with --gateway")
-    address = gateway or f"https://{hosts[0]}"
+    if gateway == "":
+        if not (hosts := route["spec"].get("hostnames")):
+            raise click.UsageError("the HTTPRoute names no host: give the gateway's URL with --gateway")
+        gateway = f"https://{hosts[0]}"
     token = context.settings().caller_tokens.partition(",")[0].strip()
     uri, model_name = registry
     catalogue = ModelCatalogue(
@@ -166,7 +167,8 @@ def open_rollout(
         trusted_keys,
         key,
     )
-    observer = Observer(there, httpx.Client(trust_env=False), address.rstrip("/"), token, pace, time.time)
+    address = (gateway or "").rstrip("/")
+    observer = Observer(there, httpx.Client(trust_env=False), address, token, pace, time.time)
     holder = deployer or f"{socket.gethostname()}:{os.getpid()}"
 
     def say(line: str) -> None:
@@ -181,7 +183,7 @@ def roll_back_traffic(
     """Give the traffic of a cluster back to the version before."""
     from components.rollout.plan import Pace
 
-    where = (cluster, NOT_ASKED, NAMESPACE)
+    where = (cluster, None, NAMESPACE)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

@@ -21,6 +21,7 @@ from pipelines.cli.options import (
     Command,
     Context,
     common_options,
+    read_token,
     registry_options,
     stacked,
     training_options,
@@ -139,10 +140,6 @@ def _mount(volume: str, state: str) -> Mount | None:
     return Mount(volume, state) if volume else None
 
 
-def _token(file: Path | None) -> str:
-    return file.read_text().strip() if file else ""
-
-
 @click.command("compile")
 @click.argument(
     "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
@@ -242,7 +239,7 @@ def submit(
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
     check_online_store(arguments["online_store"])
-    token = _token(token_file)
+    token = read_token(token_file)
     submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount, secret)
     document = asdict(submitted)
     if wait:
@@ -250,7 +247,7 @@ def submit(
 
         def token_of_now() -> str:
             with contextlib.suppress(OSError):  # the file is being replaced; a pipe gives its token once
-                return _token(token_file) or token
+                return read_token(token_file) or token
             return token
 
         document["state"] = wait_for_run(host, submitted.run_id, token_of_now)
@@ -293,7 +290,7 @@ def schedule(
         raise click.UsageError(f"--cron {cron!r} has {len(cron.split())} fields, expected six: seconds first")
     if not volume:
         raise click.UsageError("a cluster needs --volume PVC: the champion is a file under --state")
-    token = _token(token_file)
+    token = read_token(token_file)
     arguments, mount = {"bundle": state, "data": data, "log": log}, _mount(volume, state)
     made = schedule_pipeline(watch, host, arguments, cron, image, experiment, namespace, token, mount)
     context.answer(asdict(made), f"{made.url}  {cron}, in place of {made.replaced} earlier")
@@ -349,12 +346,8 @@ def params(context: Context, name: str) -> None:
     if name and name not in known:
         raise click.UsageError(f"no group {name!r}: {closest(name, known)}")
     rows = [row for group in ([name] if name else GROUPS) for row in describe(group)]
-    cells = [[row.name, _short(str(row.default)), row.kind, row.meaning] for row in rows]
+    cells = [[row.name, str(row.default), row.kind, row.meaning] for row in rows]
     context.answer([asdict(row) for row in rows], table(["--param", "default", "type", "meaning"], cells))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _done(run: Run) -> str:

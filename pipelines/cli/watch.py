@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feature_repo.errors import USAGE
-from pipelines.cli.options import FILE, PORT, Context, common_options
+from pipelines.cli.options import FILE, PORT, Context, common_options, read_token
 from pipelines.run.launch import MODEL_NAME
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
@@ -136,12 +136,11 @@ def kpi(context: Context, data: str, hours: float) -> None:
 def _kpi_text(earnings: Earnings) -> str:
     from pipelines.tables import table
 
-    rows = [("all", "all", earnings.total)]
-    rows += [(cut, name, figures) for cut, group in earnings.cuts.items() for name, figures in group.items()]
+    rows = [("all", "", earnings.total)]
+    rows += [(cut, name or "(none)", k) for cut, group in earnings.cuts.items() for name, k in group.items()]
     head = ["by", "value", "sessions", "conversion", "acceptance", "revenue", "margin", "basket", "new", "ms"]
     cells = []
-    for cut, value, k in rows[:SHOWN_ROWS]:
-        name = value or "(none)"
+    for cut, name, k in rows[:SHOWN_ROWS]:
         money = (k.revenue_per_session, k.margin_per_session, k.basket_value)
         figures = (k.conversion, k.acceptance, *money, k.new_ratio, k.wait_ms)
         cells.append([cut, name, k.sessions, *("" if f is None else round(f, 3) for f in figures)])
@@ -207,18 +206,15 @@ def watch(
     if pipelines and not retrain:
         raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
 
-    def token() -> str:
-        return token_file.read_text().strip() if token_file else ""
-
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
             return launch.retrain(context.home, verdict, sys.stderr, REST)
         return launch.retrain_on_cluster(
-            context.home, verdict, pipelines, experiment, namespace, token(), REST
+            context.home, verdict, pipelines, experiment, namespace, read_token(token_file), REST
         )
 
     def result() -> bool | None:
-        return launch.cluster_result(context.home, pipelines, experiment, namespace, token())
+        return launch.cluster_result(context.home, pipelines, experiment, namespace, read_token(token_file))
 
     def say(line: str) -> None:
         click.echo(line, err=True)
