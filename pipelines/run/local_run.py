@@ -29,13 +29,14 @@ from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_name
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
 from pipelines.run.step_order import StepOrder
-from pipelines.run.step_process import StepProcess
+from pipelines.run.step_process import HEAVY, StepProcess, StepServer
 
 ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 TICK_S = 0.1
+FEW = 3  # steps, each of which imports its own
 MEASURE_S = 1.0  # between two looks at the memory of all processes: each takes milliseconds
 
 
@@ -126,8 +127,10 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     run.code, run.pid, began = code, os.getpid(), time.monotonic()
     progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
-        with _stoppable(), progress:
-            _Execution(run, spec, order, progress).work()
+        # For a few steps it costs more than they import.
+        modules = HEAVY if len(todo) > FEW else ()
+        with _stoppable(), progress, StepServer(run.log("step-server"), modules) as server:
+            _Execution(run, spec, order, progress, server).work()
     except KeyboardInterrupt:
         progress.say(f"stopped; go on with: {command(home, f'run --resume {run.run_id}')}")
         raise
@@ -152,8 +155,11 @@ def _free_space(home: Path, run: Run, progress: Progress) -> None:
 class _Execution:
     """The steps of a run that are to be executed, and those that run now."""
 
-    def __init__(self, run: Run, spec: Spec, order: StepOrder, progress: Progress) -> None:
+    def __init__(
+        self, run: Run, spec: Spec, order: StepOrder, progress: Progress, server: StepServer
+    ) -> None:
         self._run, self._spec, self._order, self._progress = run, spec, order, progress
+        self._server = server
         self._running: dict[str, StepProcess] = {}
         self._done: set[str] = set()
         self._failure: StepFailed | None = None
@@ -185,7 +191,8 @@ class _Execution:
         arguments, passwords = without_passwords(run.arguments)
         component = step_alone(self._spec, name, arguments, run.outputs())
         folder, threads = run.folder / "working" / name, self._order.threads(name)
-        self._running[name] = StepProcess(component, folder, run.log(name), threads, passwords)
+        log = run.log(name)
+        self._running[name] = StepProcess(self._server, component, folder, log, threads, passwords)
         self._progress.start(name)
         run.step(name).status, run.step(name).error = "running", ""
         run.save()

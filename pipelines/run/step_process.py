@@ -1,7 +1,6 @@
-"""One step in a process of its own: kfp.local in it, its output in a log file, its results in a folder.
+"""One step in a process of its own: its output in a log file, its results in a folder.
 
-kfp.local keeps its state in the module and writes to stdout, so two steps cannot share a process.
-`python -m pipelines.run.step_process FOLDER` executes `component.json` there and writes `outputs.json`.
+The processes come from a `StepServer`: one process that imports what steps need and forks them.
 """
 
 from __future__ import annotations
@@ -14,20 +13,67 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
-from components.home import write_json
-from pipelines.run.graph import Outputs, Spec, load_component
+from components.release.registry import MLFLOW_ENVIRONMENT
+from pipelines.run.graph import Outputs, Spec
 
 END_S = 10.0  # that a step gets between SIGTERM and SIGKILL
+# What most steps of a training import: seconds each.
+HEAVY = ("mlflow", "torch", "torch._dynamo", "pandas", "numba")
+
+
+class StepServer:
+    """The process that forks the steps of a run; it ends with the process that started it."""
+
+    def __init__(self, log: Path, modules: Sequence[str] = ()) -> None:
+        """Start it with a file for what it says itself, and modules to import meanwhile."""
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.
+        usual = {"OMP_WAIT_POLICY": "PASSIVE"}
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines.run.step_server", str(log), *modules],
+                stdin=subprocess.PIPE,  # it closes when this process ends, however it ends
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                env={**usual, **MLFLOW_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"},
+                umask=0o077,  # files of steps may name shoppers
+                start_new_session=True,  # Ctrl-C is for us alone: we end the steps, with all their processes
+            )
+
+    def fork(self, step: Mapping[str, Any]) -> int:
+        """Start a step and return its process number.
+
+        Raises:
+            RuntimeError: the server has ended.
+        """
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(step) + "\n")
+            self._process.stdin.flush()
+        if not (number := self._process.stdout.readline()):
+            code = self._process.wait()
+            raise RuntimeError(f"the process that starts steps ended with {code}; all it said: {self._log}")
+        return int(number)
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End it; steps that still run end with it."""
+        self._process.kill()
+        self._process.communicate()
 
 
 class StepProcess:
@@ -35,6 +81,7 @@ class StepProcess:
 
     def __init__(
         self,
+        server: StepServer,
         component: Spec,
         folder: Path,
         log: Path,
@@ -44,6 +91,7 @@ class StepProcess:
         """Start it.
 
         Args:
+            server: forks it.
             component: a pipeline that is this step alone.
             folder: for everything it writes; what lies there is removed.
             log: the file for everything it says.
@@ -54,21 +102,24 @@ class StepProcess:
         folder.mkdir(parents=True, mode=0o700)  # an argument may hold the online store's password
         (folder / "component.json").write_text(json.dumps(component), encoding="utf-8")
         log.parent.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+        log.touch(mode=0o600)  # a line may name a shopper
         # kfp leaves a folder of each step there. Not under home: a socket's path must be short.
         self._scratch = tempfile.TemporaryDirectory(prefix="reco-step-", ignore_cleanup_errors=True)
-        # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.
-        usual = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads)}
-        own = {"PYTHONUNBUFFERED": "1", "TMPDIR": self._scratch.name}
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.run.step_process", str(folder)],
-                stdin=subprocess.PIPE,  # never written: it closes when this process ends, however it ends
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env={**usual, **os.environ, **environment, **own},
-                umask=0o077,  # its files may name shoppers
-                start_new_session=True,  # Ctrl-C is for us alone: we end the step, with all its processes
-            )
+        step = {
+            "folder": str(folder),
+            "log": str(log),
+            "threads": threads,
+            "environment": {**environment, "TMPDIR": self._scratch.name},
+        }
+        try:
+            self._number = server.fork(step)
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+        self._process: psutil.Process | None = None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(self._number)
         self._began = time.monotonic()
         self._folder, self._log = folder, log.open(encoding="utf-8", errors="replace")
         self._line = ""
@@ -81,7 +132,9 @@ class StepProcess:
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
-        return self._process.poll() is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._process is None or self._process.status() == psutil.STATUS_ZOMBIE
+        return True
 
     def lines(self) -> list[str]:
         """Return the lines of its output since the last call."""
@@ -92,8 +145,8 @@ class StepProcess:
         """Return the resident memory of all its processes now; pages that they share count for each."""
         total = 0
         with contextlib.suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self._process.pid)
-            for each in (own, *own.children(recursive=True)):
+            own = self._process
+            for each in (own, *own.children(recursive=True)) if own else ():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     total += each.memory_info().rss
         self.peak_mib = max(self.peak_mib, total >> 20)
@@ -112,58 +165,16 @@ class StepProcess:
     def end(self) -> None:
         """End the step with all its processes."""
         self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
+        if self._process:
+            with contextlib.suppress(psutil.TimeoutExpired):
+                self._process.wait(END_S)
         self._release()
 
     def _release(self) -> None:
         self._signal(signal.SIGKILL)  # whatever an ended step has left
         self._log.close()
-        self._process.communicate()
         self._scratch.cleanup()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-
-def call(component: Any, root: Path) -> Outputs | None:
-    """Execute a pipeline of one step under kfp.local; None when the step failed: its output says why."""
-    from kfp import dsl, local
-
-    # Steps run in this very environment: the package is installed in it, and nothing else need be.
-    local.init(
-        local.SubprocessRunner(use_venv=False),
-        pipeline_root=str(root),
-        workspace_root=str(root / "workspace"),
-    )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            outputs = component().outputs
-    except RuntimeError:  # kfp.local's only way to say that a step failed
-        return None
-    artifacts = {name: Path(value.path) for name, value in outputs.items() if isinstance(value, dsl.Artifact)}
-    return Outputs({name: value for name, value in outputs.items() if name not in artifacts}, artifacts)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # nothing comes, and then the end of the file
-        pass
-    os.killpg(0, signal.SIGTERM)
-
-
-def main() -> None:
-    """Execute the component of a folder."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    folder = Path(sys.argv[1])
-    component = load_component(json.loads((folder / "component.json").read_bytes()))
-    outputs = call(component, folder / "root")
-    if outputs is None:
-        sys.exit(1)
-    places = {name: str(place) for name, place in outputs.artifacts.items()}
-    write_json(folder / "outputs.json", {"parameters": dict(outputs.parameters), "artifacts": places})
-
-
-if __name__ == "__main__":
-    main()
+            os.killpg(self._number, number)

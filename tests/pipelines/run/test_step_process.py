@@ -1,26 +1,32 @@
 """One step under kfp.local in a process of its own."""
 
+import inspect
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from kfp import dsl
+from kfp.local import subprocess_task_handler
 
 from pipelines.run.graph import Outputs, Spec, read_spec, step_alone
-from pipelines.run.step_process import StepProcess
+from pipelines.run.step_process import StepProcess, StepServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
 
 
 @partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 def threads() -> str:
-    """Return the threads of the numeric libraries."""
+    """Return the threads of the numeric libraries: of those to come, of NumPy's, and of those there."""
     import os
 
-    return os.environ["OMP_NUM_THREADS"]
+    import numpy  # noqa: F401 - it loads its BLAS
+    from threadpoolctl import threadpool_info
+
+    there = max(pool["num_threads"] for pool in threadpool_info())
+    return f"{os.environ['OMP_NUM_THREADS']} {there}"
 
 
 @dsl.pipeline(name="counts")
@@ -36,42 +42,69 @@ def ended(process: StepProcess) -> StepProcess:
     return process
 
 
-@pytest.mark.parametrize(("set_before", "got"), [("", "3"), ("7", "7")])
+@pytest.mark.parametrize("modules", [(), ("numpy",)], ids=["imported by the step", "imported before"])
+@pytest.mark.parametrize(("set_before", "got"), [("", "1 1"), ("2", "2 2")])
 def test_a_step_gets_its_threads_unless_the_environment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_before: str, got: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_before: str, got: str, modules: tuple[str, ...]
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(pool, raising=False)
     if set_before:
         monkeypatch.setenv("OMP_NUM_THREADS", set_before)
     (scratch := tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     alone = step_alone(read_spec(counts), "threads", {}, {})
-    process = ended(StepProcess(alone, tmp_path / "w", tmp_path / "log", 3))
+    with StepServer(tmp_path / "server", modules) as server:
+        process = ended(StepProcess(server, alone, tmp_path / "w", tmp_path / "log", 1))
     [own] = scratch.iterdir()
-    assert list(own.iterdir()), "kfp writes the step's program there"
+    assert list(own.iterdir()), "the step's program was written there"
     assert process.close() == Outputs({"Output": got}, {})
     assert not list(scratch.iterdir())
     assert process.peak_mib > 10
 
 
-@pytest.fixture
-def waiting(tmp_path: Path, spec: Spec) -> Iterator[StepProcess]:
-    (tmp_path / "total").mkdir()
-    given = {"add-up": Outputs({}, {"total": tmp_path / "total"})}
-    alone = step_alone(spec, "report", {"die": "", "wait_s": 300.0}, given)
-    process = StepProcess(alone, tmp_path / "w", tmp_path / "log", 1)
-    yield process
-    process.end()
+def report_alone(spec: Spec, folder: Path, **values: object) -> Spec:
+    (folder / "total").mkdir()
+    given = {"add-up": Outputs({}, {"total": folder / "total"})}
+    return step_alone(spec, "report", {"die": "", "wait_s": 300.0, **values}, given)
 
 
-def test_a_step_that_is_ended_gives_nothing(waiting: StepProcess, tmp_path: Path) -> None:
+def said(process: StepProcess) -> str:
     deadline = time.monotonic() + 120
     lines: list[str] = []
     while not lines and time.monotonic() < deadline:
-        lines += waiting.lines()
+        lines += process.lines()
         time.sleep(0.05)
-    assert "'only-report'" in lines[0]
-    assert (tmp_path / "w").stat().st_mode & 0o077 == 0, "an argument may be a password"
-    waiting.end()
-    assert waiting.has_ended()
-    assert waiting.close() is None
+    return lines[0]
+
+
+def test_a_step_that_is_ended_gives_nothing(tmp_path: Path, spec: Spec) -> None:
+    alone = report_alone(spec, tmp_path)
+    with StepServer(tmp_path / "server") as server:
+        process = StepProcess(server, alone, tmp_path / "w", tmp_path / "log", 1)
+        assert "'only-report'" in said(process)
+        assert (tmp_path / "w").stat().st_mode & 0o077 == 0, "an argument may be a password"
+        assert (tmp_path / "log").stat().st_mode & 0o077 == 0, "a line may name a shopper"
+        process.end()
+        assert process.has_ended()
+        assert process.close() is None
+
+
+def test_steps_end_with_their_server_and_none_starts_without(tmp_path: Path, spec: Spec) -> None:
+    alone = report_alone(spec, tmp_path)
+    with StepServer(tmp_path / "server") as server:
+        process = StepProcess(server, alone, tmp_path / "w", tmp_path / "log", 1)
+        said(process)
+        [own] = [one for one in psutil.Process().children() if str(tmp_path / "server") in one.cmdline()]
+        own.kill()
+        assert ended(process).has_ended()
+        assert process.close() is None
+        with pytest.raises(RuntimeError, match="ended with -9; all it said"):
+            StepProcess(server, alone, tmp_path / "w2", tmp_path / "log2", 1)
+
+
+def test_the_function_of_kfp_that_steps_replace_is_there() -> None:
+    """It starts the interpreter of a step. kfp does not document it."""
+    assert list(inspect.signature(subprocess_task_handler.run_local_subprocess).parameters) == [
+        "full_command"
+    ]

@@ -1,0 +1,141 @@
+"""The process of a run that its steps are forked from: what they import, it has imported once.
+
+`python -m pipelines.run.step_server LOG MODULE...` imports the modules while nothing else is asked. Each line
+on stdin is a step as JSON; the step's process number comes back as a line. A step executes `component.json`
+of its folder under kfp.local and writes `outputs.json` there. kfp.local keeps its state in the module and
+writes to stdout, so two steps cannot share a process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.home import write_json
+from pipelines.run.graph import Outputs, load_component
+
+PRINT = print
+WATCH_S = 0.5  # between two looks of a step at its server
+
+
+def main() -> None:
+    """Fork a step for each line of stdin, until it closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets steps that have ended
+    importlib.import_module("kfp.local")
+    modules = sys.argv[2:]
+    while True:
+        asked, _, _ = select.select([sys.stdin], [], [], 0.0 if modules else None)
+        if not asked:
+            importlib.import_module(modules.pop(0))
+            continue
+        if not (line := sys.stdin.readline()):
+            return
+        gc.freeze()  # a collection in a step would copy every page that it shares with the others
+        if os.fork() == 0:
+            _become(json.loads(line))
+
+
+def _become(step: dict[str, Any]) -> None:
+    """Be the step's own process, and end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    server = os.getppid()
+    os.setsid()
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
+    log = os.open(step["log"], os.O_WRONLY | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    os.environ.update(step["environment"])
+    tempfile.tempdir = None
+    if "OMP_NUM_THREADS" not in os.environ:
+        from threadpoolctl import threadpool_limits
+
+        os.environ["OMP_NUM_THREADS"] = str(step["threads"])  # for what is imported later
+        threadpool_limits(step["threads"])
+    code = 1
+    try:
+        execute(Path(step["folder"]))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(code)  # to take all modules down would take a second
+
+
+def _end_with(server: int) -> None:
+    """End this step, with all its processes, when its server has ended."""
+    while os.getppid() == server:
+        time.sleep(WATCH_S)
+    os.killpg(0, signal.SIGTERM)
+
+
+def execute(folder: Path) -> None:
+    """Execute the component of a folder."""
+    component = load_component(json.loads((folder / "component.json").read_bytes()))
+    outputs = call(component, folder / "root")
+    places = {name: str(place) for name, place in outputs.artifacts.items()}
+    write_json(folder / "outputs.json", {"parameters": dict(outputs.parameters), "artifacts": places})
+
+
+def call(component: Any, root: Path) -> Outputs:
+    """Execute a pipeline of one step under kfp.local; what it raises comes out."""
+    from kfp import dsl, local
+    from kfp.local import subprocess_task_handler
+
+    subprocess_task_handler.run_local_subprocess = run_here
+    # Steps run in this very environment: the package is installed in it, and nothing else need be.
+    local.init(
+        local.SubprocessRunner(use_venv=False),
+        pipeline_root=str(root),
+        workspace_root=str(root / "workspace"),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outputs = component().outputs
+    artifacts = {name: Path(value.path) for name, value in outputs.items() if isinstance(value, dsl.Artifact)}
+    return Outputs({name: value for name, value in outputs.items() if name not in artifacts}, artifacts)
+
+
+def run_here(full_command: Sequence[str]) -> int:
+    """Run a component's program here; kfp.local's own function starts an interpreter for it.
+
+    Args:
+        full_command: `sh -c SCRIPT PROGRAM ARGUMENT...`, where the script calls KFP's executor.
+    """
+    from kfp.dsl.executor_main import executor_main
+
+    _, _, _, program, *arguments = full_command
+    file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
+    file.write_text(program, encoding="utf-8")
+    sys.argv = [executor_main.__module__, "--component_module_path", str(file), *arguments]
+    log = logging.getLogger()
+    # kfp.local's own are no program's: the executor writes its own lines, and numba wants the real `print`.
+    handlers, log.handlers = log.handlers, []
+    indented, builtins.print = print, PRINT
+    try:
+        executor_main()
+    finally:
+        log.handlers, builtins.print = handlers, indented
+    return 0
+
+
+if __name__ == "__main__":
+    main()
