@@ -29,6 +29,8 @@ from feature_repo.snapshots import USER_TTL_DAYS
 from pipelines.bench.load.measured_server import processes_of
 from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.drills.system import (
+    ESTABLISHED,
+    LISTENING,
     System,
     address_of,
     bytes_proto,
@@ -119,7 +121,7 @@ def connections_reset(system: System, notes: Notes) -> Iterator[None]:
 def note_files(system: System, notes: Notes) -> None:
     """Note how many files the endpoint has open, connections of its callers not counted."""
     pid = system.server.process.pid
-    callers = sockets_of(pid, system.address[1], psutil.CONN_ESTABLISHED)
+    callers = sockets_of(system.address[1], ESTABLISHED)
     notes.setdefault("files", []).append(files_of(pid) - callers)
 
 
@@ -224,7 +226,7 @@ def _workers(system: System) -> list[psutil.Process]:
 def _ready(system: System) -> int:
     """Return how many processes of the endpoint are ready: each opens gRPC's port for itself then."""
     _, port = address_of(str(system.server.ready["grpc"]))
-    return sockets_of(system.server.process.pid, port, psutil.CONN_LISTEN)
+    return sockets_of(port, LISTENING)
 
 
 @contextlib.contextmanager

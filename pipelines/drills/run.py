@@ -186,7 +186,7 @@ def run_drill(
         for name, break_it in drill.breaks.items():
             began = time.monotonic()
             with break_it(system, notes):
-                time.sleep(max(effort.during_s, drill.during_s))
+                time.sleep(max(effort.during_s, min(drill.during_s, effort.late_s)))
                 mending = time.monotonic()
             faults.append(Fault(name, began, mending, time.monotonic()))
             time.sleep(effort.after_s)

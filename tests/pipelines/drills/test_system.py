@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from feature_repo.snapshots import HEARTBEAT
 from pipelines.bench.load.local_store import Store
 from pipelines.drills.system import (
+    ESTABLISHED,
+    LISTENING,
     Pulse,
     address_of,
     bodies_of,
@@ -66,14 +67,12 @@ def test_bodies_are_built_for_the_client_or_for_v1() -> None:
 def test_listening_and_accepted_sockets_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert sockets_of(os.getpid(), port, psutil.CONN_LISTEN) == 1
+        assert sockets_of(port, LISTENING) == 1
         with socket.create_connection(server.getsockname()):
             accepted, _ = server.accept()
-            assert sockets_of(os.getpid(), port, psutil.CONN_ESTABLISHED) == 1, (
-                "the caller has a port of its own"
-            )
+            assert sockets_of(port, ESTABLISHED) == 1, "the caller has a port of its own"
             accepted.close()
-    assert sockets_of(os.getpid(), port, psutil.CONN_LISTEN) == 0
+    assert sockets_of(port, LISTENING) == 0
 
 
 @pytest.mark.slow
