@@ -9,11 +9,11 @@ from pipelines.bench.scale import bench_scale, lookup_shares
 from tests.docs import figures
 
 pytestmark = pytest.mark.slow
-ITEMS = 2_000
+ITEMS = 800
 
 
 def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) -> None:
-    results = bench_scale(items=ITEMS, users=1_000, out_dir=tmp_path)
+    results = bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
     steps = {row["step"]: row for row in results["steps"]}
     assert steps["fit_statistics"]["result"]["items"] == ITEMS  # all of them are recommended
     assert steps["build_index"]["result"]["items"] == ITEMS
@@ -27,7 +27,7 @@ def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) ->
     table = (tmp_path / "scale.md").read_text()
     assert "| build_examples |" in table
     assert "| INT4 | fp32 |" in table
-    assert [row["items"] for row in results["lookups"]] == [20, 200, 2_000]
+    assert [row["items"] for row in results["lookups"]] == [8, 80, 800]
     assert "## Scale" in figures.scale(results)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.json", "scale.md"]
 

@@ -103,7 +103,10 @@ class Server:
         while (line := lines.readline().strip()) and b":" in line:
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        document = json.loads(lines.read(int(headers["content-length"])))
+        body = lines.read(int(headers.get("content-length", 0)))
+        if not body:  # the client's deadline passed before it had sent one
+            return False
+        document = json.loads(body)
         with self._lock:
             number = len(self.requests)
             self.requests.append((headers, document))

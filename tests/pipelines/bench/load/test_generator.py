@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -216,13 +217,14 @@ def test_the_closed_loop_sends_one_request_after_the_other() -> None:
 
 
 def test_without_a_server_all_requests_count_as_unanswered() -> None:
-    with http_server(echo) as url:
-        pass
-    load = ask(replace(PLAN, url=url, rate=40), b"a")
-    assert not load.answered.any()
-    assert load.summary(1e6)["unanswered"] == 20
-    one_by_one = replace(PLAN, url=url, rate=0, connections=1, seconds=20, requests=20, warm_up=0)
-    assert ask(one_by_one, b"a").summary(1e6)["unanswered"] == 20
+    with socket.socket() as taken:  # a port that nobody else can take, and that refuses connections
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/ask"
+        load = ask(replace(PLAN, url=url, rate=40), b"a")
+        assert not load.answered.any()
+        assert load.summary(1e6)["unanswered"] == 20
+        one_by_one = replace(PLAN, url=url, rate=0, connections=1, seconds=20, requests=20, warm_up=0)
+        assert ask(one_by_one, b"a").summary(1e6)["unanswered"] == 20
 
 
 def test_goodput_counts_over_the_time_in_which_answers_were_due() -> None:
