@@ -163,7 +163,12 @@ def as_times(column: pd.Series) -> pd.Series:
     """Return times in UTC. A time without a zone is UTC; anything but an ISO 8601 date or time is NaT."""
     if pd.api.types.is_datetime64_any_dtype(column):
         times = column if column.dt.tz is not None else column.dt.tz_localize("UTC")
-        return times.dt.tz_convert("UTC").dt.as_unit("us")
+        try:
+            return times.dt.tz_convert("UTC").dt.as_unit("us")
+        except pd.errors.OutOfBoundsDatetime as error:
+            raise EventsInvalid(
+                f"column {column.name!r} holds a time that microseconds cannot hold ({error})"
+            ) from error
     codes, distinct = _factorize(column)
     texts = pd.Series([value if _like_a_time(value) else None for value in distinct], dtype=object)
     parsed = pd.DatetimeIndex(pd.to_datetime(texts, utc=True, errors="coerce", format="ISO8601")).as_unit(
@@ -235,7 +240,7 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
             f"{name} holds unprintable characters",
         )
     at, bought = events["at"], (events["event_type"] == "purchase").to_numpy()
-    refuse(at.isna(), "at is not an ISO 8601 time")
+    refuse(at.isna(), "at is not an ISO 8601 time of the years 1678 to 2261")
     refuse(at > latest, "at lies in the future")
     refuse(at < FIRST_TIME, "at lies before 1970")
     refuse(~events["event_type"].isin(EVENT_TYPES), f"event_type is not one of {', '.join(EVENT_TYPES)}")

@@ -13,6 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from feature_repo.atomic_files import read_regular
 from feature_repo.ids import closest
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG = "RECO_CONFIG"
 TOML_FILE, DOTENV_FILE, NO_FILE = "reco.toml", ".env", "off"
+TOML_BYTES = 16 << 10  # one key of 64 KiB of dots would cost gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> 
     if file is None:
         return {}
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_regular(file, TOML_BYTES).decode())
     except (OSError, ValueError, RecursionError) as invalid:
         raise error(
             f"{file} cannot be read as TOML ({type(invalid).__name__}); expected KEY = VALUE"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from pipelines.cli import ask, bench, events, release, rollout, rules, serve, tr
 from pipelines.cli.options import HOME_HELP
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
+
+CURES = {
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it writable",
+    errno.ENOSPC: "free some space",
+    errno.EFBIG: "raise the largest size of a file (ulimit -f)",
+    errno.ELOOP: "mend the link",
+}
 
 
 class Reco(click.Group):
@@ -52,9 +61,12 @@ class Reco(click.Group):
 
 def _said(error: Exception, home: Path | str) -> str:
     """Return the message of an error; one of a place that cannot be written may name no place."""
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC):
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a tree: each file's reason
+        source, target, reason = error.args[0][0]
+        return f"{source} cannot be copied to {target}: {reason}"
+    if isinstance(error, OSError) and error.errno in CURES:
         place = error.filename or home
-        cure = "free some space" if error.errno == errno.ENOSPC else "make it writable"
+        cure = CURES[error.errno]
         return f"{place} cannot be used ({error.strerror}): {cure}, or give another folder with --home"
     return str(error)
 

@@ -31,7 +31,7 @@ from feature_repo.atomic_files import read_regular
 from feature_repo.ids import MAX_ID_LENGTH, closest, is_id
 from serving.schemas import MAX_K
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20  # a hundred thousand ids; to read more would keep requests waiting
 MAX_FACTOR = 1_000.0
 SELECTORS = ("items", "types", "categories", "departments", "manufacturers", "own_brand")
 SECTIONS: dict[str, tuple[str, ...]] = {  # section -> the keys of its rules beside `COMMON`

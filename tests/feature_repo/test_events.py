@@ -112,11 +112,12 @@ def test_times_become_utc(time: Any, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "time", ["", "yesterday", "now", "01.03.2026", "2026-02-30", "1700000000", None, 1700000000, 1.5]
+    "time",
+    ["", "yesterday", "now", "01.03.2026", "2026-02-30", "1700000000", None, 1700000000, 1.5, "9999-01-01"],
 )
 def test_an_invalid_time_is_refused(time: Any) -> None:
     good, reasons = check({"at": time}, {})
-    assert list(reasons) == ["at is not an ISO 8601 time"]
+    assert list(reasons) == ["at is not an ISO 8601 time of the years 1678 to 2261"]
     assert len(good) == 1
 
 
@@ -133,6 +134,12 @@ def test_datetime_columns_of_any_zone_and_unit_become_utc() -> None:
     ):
         assert str(as_times(column).dtype) == "datetime64[us, UTC]"
         assert as_times(column).iloc[0] == pd.Timestamp("2026-03-01 09:00", tz="UTC")
+
+
+def test_a_time_that_microseconds_cannot_hold_names_its_column() -> None:
+    seconds = np.array([10**13], dtype="datetime64[s]")
+    with pytest.raises(EventsInvalid, match="column 'at' holds a time that microseconds cannot hold"):
+        as_times(pd.Series(seconds, name="at"))
 
 
 @pytest.mark.parametrize("missing", ["user_id", "basket_id", "item_id", "at"])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import click
@@ -118,7 +119,13 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
 
 @pytest.mark.parametrize(("file", "named"), [("/data/x", "/data/x"), (None, "home")])
 @pytest.mark.parametrize(
-    ("number", "cure"), [(errno.EROFS, "make it writable"), (errno.ENOSPC, "free some space")]
+    ("number", "cure"),
+    [
+        (errno.EROFS, "make it writable"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EFBIG, "raise the largest size of a file"),
+        (errno.ELOOP, "mend the link"),
+    ],
 )
 def test_a_home_that_cannot_be_written_is_named_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None, named: str, number: int, cure: str
@@ -131,6 +138,16 @@ def test_a_home_that_cannot_be_written_is_named_with_its_cure(
     assert done.exit_code == 3
     assert f"{named} cannot be used ({os.strerror(number)}): {cure}" in done.output
     assert "--home" in done.output
+
+
+def test_a_tree_that_cannot_be_copied_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: object) -> None:
+        raise shutil.Error([("a", "b", "no space left"), ("c", "d", "no space left")])
+
+    monkeypatch.setattr("pipelines.run.launch.start_training", train)
+    done = reco(tmp_path / "home", "run", "--data", "toy")
+    assert done.exit_code == 3
+    assert done.output.strip().endswith("reco: a cannot be copied to b: no space left")
 
 
 @pytest.mark.parametrize(
