@@ -1,6 +1,6 @@
 """One step in a process of its own: its output in a log file, its results in a folder.
 
-The processes come from a `StepServer`: one process that imports what steps need and forks them.
+The processes come from a `StepServer`: one process that imports the large packages and forks the steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from components.release.registry import MLFLOW_ENVIRONMENT
 from pipelines.run.graph import Outputs, Spec
 
 END_S = 10.0  # that a step gets between SIGTERM and SIGKILL
-# What most steps of a training import: seconds each.
+# Most steps of a training import them: seconds each.
 HEAVY = ("mlflow", "torch", "torch._dynamo", "pandas", "numba")
 
 
@@ -33,7 +33,7 @@ class StepServer:
     """The process that forks the steps of a run; it ends with the process that started it."""
 
     def __init__(self, log: Path, modules: Sequence[str] = ()) -> None:
-        """Start it with a file for what it says itself, and modules to import meanwhile."""
+        """Start it with a file for its own output, and modules to import meanwhile."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.

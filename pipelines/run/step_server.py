@@ -1,4 +1,4 @@
-"""The process of a run that its steps are forked from: what they import, it has imported once.
+"""The process of a run that its steps are forked from: it imports the large packages once for all.
 
 `python -m pipelines.run.step_server LOG MODULE...` imports the modules while nothing else is asked. Each line
 on stdin is a step as JSON; the step's process number comes back as a line. A step executes `component.json`
@@ -67,7 +67,7 @@ def _become(step: dict[str, Any]) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         from threadpoolctl import threadpool_limits
 
-        os.environ["OMP_NUM_THREADS"] = str(step["threads"])  # for what is imported later
+        os.environ["OMP_NUM_THREADS"] = str(step["threads"])  # for libraries that come later
         threadpool_limits(step["threads"])
     code = 1
     try:
@@ -96,7 +96,11 @@ def execute(folder: Path) -> None:
 
 
 def call(component: Any, root: Path) -> Outputs:
-    """Execute a pipeline of one step under kfp.local; what it raises comes out."""
+    """Execute a pipeline of one step under kfp.local.
+
+    Raises:
+        Exception: the step's own.
+    """
     from kfp import dsl, local
     from kfp.local import subprocess_task_handler
 

@@ -217,7 +217,7 @@ def test_the_closed_loop_sends_one_request_after_the_other() -> None:
 
 
 def test_without_a_server_all_requests_count_as_unanswered() -> None:
-    with socket.socket() as taken:  # a port that nobody else can take, and that refuses connections
+    with socket.socket() as taken:  # its port refuses connections, and no other program can take it
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/ask"
         load = ask(replace(PLAN, url=url, rate=40), b"a")
