@@ -13,7 +13,6 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from feature_repo.atomic_files import read_regular
 from feature_repo.ids import closest
 
 if TYPE_CHECKING:
@@ -184,8 +183,10 @@ def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> 
     """Return the settings of the TOML file; refuse unknown names, which would have no effect."""
     if file is None:
         return {}
+    if file.stat().st_size > TOML_BYTES:
+        raise error(f"{file} has more than {TOML_BYTES} bytes; expected a few lines of KEY = VALUE")
     try:
-        document = tomllib.loads(read_regular(file, TOML_BYTES).decode())
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as invalid:
         raise error(
             f"{file} cannot be read as TOML ({type(invalid).__name__}); expected KEY = VALUE"

@@ -29,14 +29,14 @@ from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_name
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
 from pipelines.run.step_order import StepOrder
-from pipelines.run.step_process import HEAVY, StepProcess, StepServer
+from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 
 ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 TICK_S = 0.1
-FEW = 3  # steps, each of which imports its own
+FEW = 3  # so few steps import less themselves than the server would
 MEASURE_S = 1.0  # between two looks at the memory of all processes: each takes milliseconds
 
 
@@ -127,7 +127,6 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     run.code, run.pid, began = code, os.getpid(), time.monotonic()
     progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
-        # For a few steps it costs more than they import.
         modules = HEAVY if len(todo) > FEW else ()
         with _stoppable(), progress, StepServer(run.log("step-server"), modules) as server:
             _Execution(run, spec, order, progress, server).work()
@@ -192,14 +191,18 @@ class _Execution:
         component = step_alone(self._spec, name, arguments, run.outputs())
         folder, threads = run.folder / "working" / name, self._order.threads(name)
         log = run.log(name)
-        self._running[name] = StepProcess(self._server, component, folder, log, threads, passwords)
+        try:
+            self._running[name] = StepProcess(self._server, component, folder, log, threads, passwords)
+        except ServerEnded as error:
+            raise StepFailed(run, name, str(error), error.exit_code) from error
         self._progress.start(name)
         run.step(name).status, run.step(name).error = "running", ""
         run.save()
 
     def _look(self) -> None:
         """Take the running steps' output and memory, and the results of those that ended."""
-        if time.monotonic() - self._measured_at > MEASURE_S:
+        first = any(not process.peak_mib for process in self._running.values())
+        if first or time.monotonic() - self._measured_at > MEASURE_S:
             self._measured_at = time.monotonic()
             together = sum(process.memory_mib() for process in self._running.values())
             self._run.peak_memory_mib = max(self._run.peak_memory_mib, together)
@@ -246,8 +249,7 @@ def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
 
 def cause_of(log: str) -> str:
     """Return a failed step's error, its class with the module: the end of the last traceback in its log."""
-    # kfp.local indents the step's output by four spaces.
-    said = [line.removeprefix("    ") for line in log.split("\n")]
+    said = log.split("\n")
     starts = [number for number, line in enumerate(said) if line == TRACEBACK]
     if not starts:
         return "the step ended without an error of Python: it was killed, or memory ran out"
@@ -257,7 +259,7 @@ def cause_of(log: str) -> str:
         return "the step ended within a traceback"
     cause = []
     for line in after[first:]:
-        if not line.strip() or " - ERROR - Task" in line:
+        if not line.strip():
             break
         cause.append(line)
     return "\n".join(cause)

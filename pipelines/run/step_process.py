@@ -22,11 +22,16 @@ from typing import Any, Self
 import psutil
 
 from components.release.registry import MLFLOW_ENVIRONMENT
+from feature_repo.errors import RecoError
 from pipelines.run.graph import Outputs, Spec
 
-END_S = 10.0  # that a step gets between SIGTERM and SIGKILL
+END_S, LOOK_S = 10.0, 0.02  # that a step gets between SIGTERM and SIGKILL; between two looks
 # Most steps of a training import them: seconds each.
 HEAVY = ("mlflow", "torch", "torch._dynamo", "pandas", "numba")
+
+
+class ServerEnded(RecoError):
+    """The process that forks the steps has ended."""
 
 
 class StepServer:
@@ -36,6 +41,7 @@ class StepServer:
         """Start it with a file for its own output, and modules to import meanwhile."""
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch(mode=0o600)
         # Threads of PyTorch that wait must not spin: beside any other work they would halve its speed.
         usual = {"OMP_WAIT_POLICY": "PASSIVE"}
         with log.open("wb") as stream:
@@ -54,7 +60,7 @@ class StepServer:
         """Start a step and return its process number.
 
         Raises:
-            RuntimeError: the server has ended.
+            ServerEnded: it was killed.
         """
         assert self._process.stdin
         assert self._process.stdout
@@ -63,7 +69,10 @@ class StepServer:
             self._process.stdin.flush()
         if not (number := self._process.stdout.readline()):
             code = self._process.wait()
-            raise RuntimeError(f"the process that starts steps ended with {code}; all it said: {self._log}")
+            raise ServerEnded(
+                f"the process that starts steps ended with {code}: was it killed, or did memory run out? "
+                f"All it said: {self._log}"
+            )
         return int(number)
 
     def __enter__(self) -> Self:
@@ -133,7 +142,8 @@ class StepProcess:
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return self._process is None or self._process.status() == psutil.STATUS_ZOMBIE
+            if self._process and self._process.is_running():
+                return self._process.status() == psutil.STATUS_ZOMBIE
         return True
 
     def lines(self) -> list[str]:
@@ -165,9 +175,9 @@ class StepProcess:
     def end(self) -> None:
         """End the step with all its processes."""
         self._signal(signal.SIGTERM)
-        if self._process:
-            with contextlib.suppress(psutil.TimeoutExpired):
-                self._process.wait(END_S)
+        until = time.monotonic() + END_S
+        while not self.has_ended() and time.monotonic() < until:
+            time.sleep(LOOK_S)
         self._release()
 
     def _release(self) -> None:

@@ -1,9 +1,9 @@
 """The process of a run that its steps are forked from: it imports the large packages once for all.
 
-`python -m pipelines.run.step_server LOG MODULE...` imports the modules while nothing else is asked. Each line
-on stdin is a step as JSON; the step's process number comes back as a line. A step executes `component.json`
-of its folder under kfp.local and writes `outputs.json` there. kfp.local keeps its state in the module and
-writes to stdout, so two steps cannot share a process.
+`python -m pipelines.run.step_server LOG MODULE...` imports the modules. Then each line on stdin is a step as
+JSON, and the step's process number comes back as a line. A step executes `component.json` of its folder under
+kfp.local and writes `outputs.json` there. kfp.local keeps its state in the module and writes to stdout, so
+two steps cannot share a process. LOG, the file behind stderr, names the run in a list of processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import importlib
 import json
 import logging
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -29,55 +28,63 @@ from typing import Any
 from components.home import write_json
 from pipelines.run.graph import Outputs, load_component
 
-PRINT = print
+BEFORE, PRINT = frozenset(os.environ), print
 WATCH_S = 0.5  # between two looks of a step at its server
 
 
 def main() -> None:
-    """Fork a step for each line of stdin, until it closes."""
+    """Import, then fork a step for each line of stdin, until it closes."""
+    numbers = os.dup(1)
+    os.dup2(2, 1)  # a module may print while it is imported
+    for module in ("kfp.local", *sys.argv[2:]):
+        try:
+            importlib.import_module(module)
+        except Exception:  # noqa: BLE001 - a step that needs it fails, and says so
+            traceback.print_exc()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets steps that have ended
-    importlib.import_module("kfp.local")
-    modules = sys.argv[2:]
-    while True:
-        asked, _, _ = select.select([sys.stdin], [], [], 0.0 if modules else None)
-        if not asked:
-            importlib.import_module(modules.pop(0))
-            continue
-        if not (line := sys.stdin.readline()):
-            return
+    server = os.getpid()
+    for line in iter(sys.stdin.readline, ""):
         gc.freeze()  # a collection in a step would copy every page that it shares with the others
         if os.fork() == 0:
-            _become(json.loads(line))
+            _become(json.loads(line), server, numbers)
 
 
-def _become(step: dict[str, Any]) -> None:
+def _become(step: dict[str, Any], server: int, numbers: int) -> None:
     """Be the step's own process, and end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    server = os.getppid()
-    os.setsid()
-    sys.stdout.write(f"{os.getpid()}\n")
-    sys.stdout.flush()
-    log = os.open(step["log"], os.O_WRONLY | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-    os.environ.update(step["environment"])
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        log = os.open(step["log"], os.O_WRONLY | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.write(numbers, f"{os.getpid()}\n".encode())
+        os.close(numbers)
+        threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+        _forget_server(step["environment"], step["threads"])
+        execute(Path(step["folder"]))
+        code = 0
+    except BaseException:  # noqa: BLE001 - the run reads it in the log
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # to take all modules down would take a second
+
+
+def _forget_server(environment: dict[str, str], threads: int) -> None:
+    """Give the step an environment, threads and random numbers of its own."""
+    for name in os.environ.keys() - BEFORE:  # that an import has set
+        del os.environ[name]
+    os.environ.update(environment)
     tempfile.tempdir = None
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     if "OMP_NUM_THREADS" not in os.environ:
         from threadpoolctl import threadpool_limits
 
-        os.environ["OMP_NUM_THREADS"] = str(step["threads"])  # for libraries that come later
-        threadpool_limits(step["threads"])
-    code = 1
-    try:
-        execute(Path(step["folder"]))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        os._exit(code)  # to take all modules down would take a second
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that come later
+        own = {"OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+        threadpool_limits({"openmp": threads} if own else threads)
 
 
 def _end_with(server: int) -> None:
@@ -112,7 +119,7 @@ def call(component: Any, root: Path) -> Outputs:
         workspace_root=str(root / "workspace"),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", module=r"kfp\.")
         outputs = component().outputs
     artifacts = {name: Path(value.path) for name, value in outputs.items() if isinstance(value, dsl.Artifact)}
     return Outputs({name: value for name, value in outputs.items() if name not in artifacts}, artifacts)
@@ -123,9 +130,14 @@ def run_here(full_command: Sequence[str]) -> int:
 
     Args:
         full_command: `sh -c SCRIPT PROGRAM ARGUMENT...`, where the script calls KFP's executor.
+
+    Raises:
+        ValueError: it is of another form, because the component installs packages.
     """
     from kfp.dsl.executor_main import executor_main
 
+    if len(full_command) < 4 or "ephemeral_component.py" not in full_command[2]:
+        raise ValueError("a component of a local run installs no packages: take packages_to_install out")
     _, _, _, program, *arguments = full_command
     file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
     file.write_text(program, encoding="utf-8")
@@ -133,11 +145,11 @@ def run_here(full_command: Sequence[str]) -> int:
     log = logging.getLogger()
     # kfp.local's own are no program's: the executor writes its own lines, and numba wants the real `print`.
     handlers, log.handlers = log.handlers, []
-    indented, builtins.print = print, PRINT
+    builtins.print = PRINT
     try:
         executor_main()
     finally:
-        log.handlers, builtins.print = handlers, indented
+        log.handlers = handlers
     return 0
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feature_repo.errors import CONFLICT, UNREACHABLE, USAGE, RecoError
+from feature_repo.atomic_files import write_output
+from feature_repo.errors import CONFLICT, UNREACHABLE, USAGE, RecoError, without_password
 from pipelines.run.graph import read_spec
 
 API = "/apis/v2beta1"
@@ -95,12 +96,10 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
 
     if image or mount or secret:
         pipeline = _equipped(pipeline, image, mount, secret)
-    part = file.with_name(f".{file.name}.part.yaml")
-    try:
-        compiler.Compiler().compile(pipeline, str(part))
-        part.rename(file)
-    finally:
-        part.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch, "pipeline.yaml")
+        compiler.Compiler().compile(pipeline, str(made))
+        write_output(file, made.read_text(encoding="utf-8"))
     return len(read_spec(pipeline)["deploymentSpec"]["executors"])
 
 
@@ -352,7 +351,7 @@ def ask_health(host: str, token: str = "") -> None:
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", None) or error
         raise ApiUnreachable(
-            f"nothing answers at {host} ({cause}): is the address right, is the cluster up?"
+            f"nothing answers at {without_password(host)} ({cause}): is the address right, is the cluster up?"
         ) from error
     except ValueError as error:
         raise _something_else(host, f"{API}/healthz does not answer with JSON") from error

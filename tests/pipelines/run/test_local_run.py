@@ -196,12 +196,20 @@ def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None
 
 
 def test_the_cause_is_the_end_of_the_last_traceback() -> None:
-    """KFP's executor prints the whole traceback indented, the class with its module."""
+    """The class with its module; lines of the source may look like one."""
+    try:
+        {
+            error: int("process 7 promotes")
+            for error in "a"
+        }  # fmt: skip
+    except ValueError:
+        text = traceback.format_exc()
+    assert "\n    error: int(" in text
+    assert cause_of(text) == "ValueError: invalid literal for int() with base 10: 'process 7 promotes'"
     try:
         raise Conflict("process 7 promotes")
     except Conflict:
-        text = traceback.format_exc()
-    assert cause_of(textwrap.indent(text, "    ")) == "components.home.Conflict: process 7 promotes"
+        assert cause_of(traceback.format_exc()) == "components.home.Conflict: process 7 promotes"
 
 
 def test_independent_steps_run_side_by_side(
@@ -221,7 +229,6 @@ def test_independent_steps_run_side_by_side(
     assert run.status == "done"
     assert [run.step(name).memory_mib for name in ("meet", "meet-2")] == [30, 30]
     assert run.peak_memory_mib == 60, "both together"
-    assert run.seconds > run.step("meet").seconds
 
 
 class Failing(io.StringIO):
