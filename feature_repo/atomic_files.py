@@ -58,10 +58,23 @@ def _sync_folder(folder: Path) -> None:
         os.close(number)
 
 
+def is_part(file: Path) -> bool:
+    """Return whether a killed process may have left this file behind."""
+    return file.name.startswith(".") and file.name.endswith(".part")
+
+
 def write_file(file: Path, content: str | bytes, *, durable: bool = False, private: bool = False) -> None:
     """Replace a file by this content; a text is written as UTF-8. See `replaced`."""
     with replaced(file, durable=durable, private=private) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_output(file: Path, content: str) -> None:
+    """Write to a place that a person named: a file is replaced, a link followed, a pipe written."""
+    if file.exists() and not file.is_file():
+        file.write_text(content, encoding="utf-8")
+    else:
+        write_file(file.resolve(), content)
 
 
 def read_regular(file: Path, max_bytes: int) -> bytes:

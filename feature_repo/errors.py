@@ -3,6 +3,8 @@
 0 done, 1 a check failed, 2 wrong usage, 3 a service cannot be reached, 4 another process is in the way.
 """
 
+import re
+
 CHECK_FAILED, USAGE, UNREACHABLE, CONFLICT = 1, 2, 3, 4
 
 
@@ -10,3 +12,8 @@ class RecoError(Exception):
     """An expected error: a command prints its message, without a traceback, and ends with its exit code."""
 
     exit_code: int = CHECK_FAILED
+
+
+def without_password(text: str) -> str:
+    """Return a text without the user and password that a URL in it may hold, even with an @ or / in them."""
+    return re.sub(r"//\S*@", "//", text)

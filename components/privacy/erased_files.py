@@ -6,6 +6,7 @@ file that is gone was merged into another one. The caller repeats the search unt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -137,6 +138,15 @@ def names_user(bundle: Path, user_id: str) -> int:
     count = sum(one == user_id for one in users)
     log = bundle / "reference_log.parquet"
     return count + (erase_rows(log, user_id, 2**62, dry_run=True) if log.is_file() else 0)
+
+
+def complete_dataset(part: Path) -> None:
+    """Give a data set its name if its writer was killed just before, when nothing had that name."""
+    whole = part.with_suffix("")
+    if not whole.exists():
+        with contextlib.suppress(EventsInvalid):  # half written
+            read_dataset(part)
+            part.rename(whole)
 
 
 def datasets(folder: Path) -> Iterator[Path]:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from components.home import Conflict, locked, read_running
 from components.privacy.erased_files import (
     bundles,
+    complete_dataset,
     datasets,
     drop_stale,
     erase_dataset,
@@ -278,6 +279,8 @@ class _Erasure:
             for left in self.home.glob(".feast-*"):  # of a publication that was killed
                 if is_stale(left):
                     shutil.rmtree(left, ignore_errors=True)
+            for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
+                complete_dataset(part)
         count, done = 0, {*bundles(self.home), self.settings.prediction_log_dir}
         done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
         for folder in [*datasets(self.home)]:

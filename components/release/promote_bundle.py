@@ -138,7 +138,8 @@ def rollback(
 
     Rolling back twice goes back two promotions: the history is read as a stack. A version that was deleted is
     passed over. An alias that was moved or removed by hand returns to the champion; one that was set by hand
-    before any promotion is removed.
+    before any promotion is removed. One that was killed after it changed the registry is completed, and goes
+    no further.
 
     Args:
         tracking_uri: the registry.
@@ -160,6 +161,14 @@ def rollback(
         registry = Registry(tracking_uri, model_name)
         history = verified_history(registry, root)
         now, versions = registry.alias(CHAMPION), stack(history)
+        if history and history[-1].version == now and _was_killed(root, history[-1]):
+            target = _promoted(registry, history[-1])
+            if not dry_run:
+                registry.complete()
+                write_head(root, model_name, history[-1])
+                _install(registry, root, target)
+            went = {"version": target.version, "bundle_id": target.bundle_id}
+            return {**went, "previous": history[-1].previous, "changed": not dry_run}
         if now is not None and not versions:
             if not dry_run:
                 registry.unpoint(CHAMPION)
@@ -178,6 +187,16 @@ def rollback(
             _move(registry, root, target, now, action)
     went = {"version": target.version, "bundle_id": target.bundle_id, "previous": now or ""}
     return {**went, "changed": not dry_run}
+
+
+def _was_killed(home: Path, last: Promotion) -> bool:
+    """Return whether a way back was written to the registry alone: the pointer still leads elsewhere."""
+    if last.action == "promote":
+        return False
+    try:
+        return read_champion(home).bundle_id != last.bundle_id
+    except NoChampion:
+        return True
 
 
 def _sign_way_back(

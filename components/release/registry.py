@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import sqlite3
@@ -26,21 +27,17 @@ from filelock import FileLock
 
 from components.release.history import INTENT_TAG, Promotion, line_tag, read_history, read_line
 from components.release.pyfunc import write_flavour
-from feature_repo.errors import UNREACHABLE, USAGE, RecoError
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError, without_password
 from feature_repo.ids import is_name, is_path
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
-REFUSED_TAG = "refused"
+REFUSED_TAG, HEALTH_S = "refused", 5.0
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
-HEALTH_TIMEOUT_S = 5.0
-STORES = (
-    "mlflow-artifacts:/",
-    "s3://",
-    "gs://",
-)  # that a server may keep files in; the first is the server itself
+# That a server may keep files in; the first is the server itself.
+STORES = ("mlflow-artifacts:/", "s3://", "gs://")
 # MLflow is configured through its environment alone, and reads part of it while it is imported.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -303,7 +300,7 @@ class Registry:
         except (MlflowException, OSError) as error:
             raise RegistryUnreachable(
                 f"the files of version {version.version} cannot be fetched from the artifact store of "
-                f"{_shown(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
+                f"{without_password(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
             ) from error
 
     def _aliases(self) -> dict[str, str]:
@@ -445,12 +442,12 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
 def _ask_health(tracking_uri: str) -> None:
     """Fail in seconds when nothing answers; MLflow's own client would go on trying for minutes."""
     try:
-        with urllib.request.urlopen(f"{_shown(tracking_uri).rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S):
+        with urllib.request.urlopen(without_password(tracking_uri).rstrip("/") + "/health", timeout=HEALTH_S):
             pass
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise RegistryRefused(
-                f"MLflow at {_shown(tracking_uri)} answers {error.code}: give credentials in "
+                f"MLflow at {without_password(tracking_uri)} answers {error.code}: give credentials in "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; "
                 "403 also means that it does not know the host name in the URI"
             ) from error
@@ -474,27 +471,30 @@ def _reached(tracking_uri: str) -> Iterator[None]:
 
 
 def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
-    cause = _shown(str(getattr(error, "reason", None) or error).splitlines()[0])
+    cause = without_password(str(getattr(error, "reason", None) or error).splitlines()[0])
     return RegistryUnreachable(
-        f"no registry at {_shown(tracking_uri)} ({cause}): start it or correct the tracking URI; "
+        f"no registry at {without_password(tracking_uri)} ({cause}): start it or correct the tracking URI; "
         "nothing was changed, so the same command may simply be run again"
     )
 
 
-def _shown(tracking_uri: str) -> str:
-    """Return a text without the user and password that a URI in it may hold, even with an @ or / in them."""
-    return re.sub(r"//\S*@", "//", tracking_uri)
+def _numbers(tags: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """Yield the tags that are only shown: a spoilt one must not stop a rollback."""
+    for name, text in tags.items():
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                yield name, number
 
 
 def _version(entry: Any, aliases: Mapping[str, str]) -> Version:
-    tags = entry.tags
+    tags, numbers = entry.tags, dict(_numbers(entry.tags))
     return Version(
         version=str(entry.version),
         bundle_id=tags.get("bundle_id", ""),
         aliases=tuple(sorted(alias for alias, version in aliases.items() if version == str(entry.version))),
         cut=tags.get("cut", ""),
         created_at=entry.creation_timestamp / 1e3,
-        size_bytes=int(tags.get("size_bytes", 0)),
-        metrics={key[7:]: float(value) for key, value in tags.items() if key.startswith("metric.")},
+        size_bytes=int(numbers.get("size_bytes", 0)),
+        metrics={name[7:]: number for name, number in numbers.items() if name.startswith("metric.")},
         run_id=entry.run_id,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from components.home import Conflict
-from feature_repo.errors import UNREACHABLE, USAGE, RecoError
+from feature_repo.errors import UNREACHABLE, USAGE, RecoError, without_password
 
 Document = dict[str, Any]
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mounted by Kubernetes
@@ -145,8 +145,9 @@ class Cluster:
                 break
             except httpx.TransportError as error:
                 if not left:
+                    address = without_password(str(self._client.base_url))
                     raise ClusterUnreachable(
-                        f"the Kubernetes API at {self._client.base_url} does not answer ({error}): the route "
+                        f"the Kubernetes API at {address} does not answer ({error}): the route "
                         "keeps its weights; `reco release --resume` goes on when it is back"
                     ) from error
         if answer.is_success:

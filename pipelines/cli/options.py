@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from components.home import read_running
+from feature_repo.atomic_files import read_regular
 from pipelines.run.launch import MODEL_NAME
 from serving.settings import Settings, configured_home
 
@@ -51,9 +52,20 @@ class Context:
         click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
 
 
+TOKEN_BYTES = 64 << 10
+
+
 def read_token(file: Path | None) -> str:
     """Return the bearer token in a file, "" without a file."""
-    return file.read_text().strip() if file else ""
+    if file is None:
+        return ""
+    try:
+        token = read_regular(file, TOKEN_BYTES).decode().strip()
+    except ValueError as error:
+        raise click.UsageError(f"{file} holds no token ({error})") from error
+    if not token.isprintable() or " " in token:
+        raise click.UsageError(f"{file} holds no token: expected one word, found spaces or line breaks in it")
+    return token
 
 
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"

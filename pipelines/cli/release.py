@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import command, read_running
+from components.home import command, locked, read_running
 from feature_repo.stream.erasure import Forgotten
 from pipelines.cli.options import (
     FILE,
@@ -261,6 +261,9 @@ def verify(context: Context, bundle: Path, trusted_keys: Path | None) -> None:
     context.answer({"bundle": str(bundle), "key": str(signed.key), "at": f"{signed.at:%FT%TZ}"}, text)
 
 
+UPDATE_LOCK = "update.lock"  # `extend` and `refresh` build in one folder each, and register its content
+
+
 @click.command()
 @click.argument("items", type=FILE, required=False, metavar="[ITEMS.csv]")
 @click.option("--remove", default="", metavar="ID,ID", help="Items that are no longer sold.")
@@ -284,10 +287,11 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
     folder = context.home / "extended"
     forgotten = Forgotten.load(context.home)
-    bundle_id = extend_index(
-        champion.bundle(context.home), retriever, folder, new, removed, forgotten=forgotten
-    )
-    version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+    with locked(context.home / UPDATE_LOCK, "extending the champion"):
+        bundle_id = extend_index(
+            champion.bundle(context.home), retriever, folder, new, removed, forgotten=forgotten
+        )
+        version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
     text = (
         f"version {version} (bundle {bundle_id}) is challenger: {len(new)} new items, {len(removed)} removed"
@@ -321,12 +325,15 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
 
     champion, retriever = read_champion(context.home), _champions_retriever(context)
     folder = context.home / "refreshed"
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        locked(context.home / UPDATE_LOCK, "refreshing the champion"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         dataset = Path(scratch) / "dataset"
         ingest_events(data or str(context.home / "offline_store"), dataset, home=str(context.home))
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
         done = refresh_counts(bundle, retriever, dataset, folder, forgotten=forgotten)
-    version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+        version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "
         f"{done['joined']} joined\nsend it through the gate: {command(context.home, 'promote')}"

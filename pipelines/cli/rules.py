@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from components.home import command
+from feature_repo.atomic_files import write_file
 from pipelines.cli.options import FILE, Context, common_options, question_options
 from pipelines.inspect.ask import check_question, open_champion
 from serving.release.champion import read_champion
@@ -32,12 +33,9 @@ def init_rules(context: Context, file: Path | None) -> None:
 
     path = file or context.settings().rules_path
     text = first_rules(context.home)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError as error:
-        raise click.UsageError(f"{path} exists: edit it, or name another file") from error
+    if path.exists() or path.is_symlink():
+        raise click.UsageError(f"{path} exists: edit it, or name another file")
+    write_file(path, text)  # never a part of it: the ban of age-restricted goods would be missing
     said = f"{path} written; edit it, then: {command(context.home, f'rules check {shlex.quote(str(path))}')}"
     context.answer({"file": str(path)}, said)
 

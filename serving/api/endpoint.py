@@ -328,6 +328,8 @@ class _Statuses(AsyncExceptionToStatusInterceptor):
     async def handle_exception(
         self, ex: Exception, request_or_iterator: Any, context: Any, method_name: str
     ) -> NoReturn:
+        if isinstance(ex, grpc.aio.AbortError):  # a method has refused the call itself
+            raise ex
         _, status, reason = next(
             (r for kind, r in _REFUSALS.items() if isinstance(ex, kind)), (500, grpc.StatusCode.INTERNAL, "")
         )

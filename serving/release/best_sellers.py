@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import write_output
 from serving.release.bundle import Bundle
 
 NOTHING = np.empty(0, np.int64)
@@ -18,5 +18,5 @@ def write_best_sellers(bundle: Bundle, file: Path, hidden: np.ndarray = NOTHING)
     """
     popular = bundle.statistics.popular
     codes = popular[~np.isin(popular, np.concatenate([bundle.removed, hidden]))]
-    write_file(file, json.dumps(bundle.statistics.item_ids[codes].tolist()))
+    write_output(file, json.dumps(bundle.statistics.item_ids[codes].tolist()))
     return len(codes)

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.atomic_files import read_regular, write_file
+from feature_repo.atomic_files import is_part, read_regular, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -184,7 +184,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         found = _bundle_id(body)
         stated = manifest["bundle_id"]
         whole = isinstance(body["settings"], dict) and all(isinstance(v, str) for v in body["files"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleInvalid(
             f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})"
         ) from error
@@ -220,7 +220,11 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
                 f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: "
                 "fetch the bundle again"
             )
-    present = {f.relative_to(path).as_posix() for f in path.rglob("*") if f.is_file() or f.is_symlink()}
+    present = {
+        f.relative_to(path).as_posix()
+        for f in path.rglob("*")
+        if (f.is_file() or f.is_symlink()) and not is_part(f)
+    }
     if extra := sorted(present - set(files) - {"manifest.json", *SIGNATURE_FILES}):
         raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
     if missing := [name for name in REQUIRED if name not in files]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,13 +23,14 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from feature_repo.atomic_files import read_regular
+from feature_repo.atomic_files import is_part, read_regular
 from serving.errors import BundleInvalid
 from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES, read_manifest
 
 PAYLOAD = "application/vnd.in-toto+json"
 SIGNATURE, PROVENANCE = "https://model_signing/signature/v1.0", "https://slsa.dev/provenance/v1"
 REVOKED_FILE = "revoked.txt"
+BUNDLE_ID = re.compile("[0-9a-f]{16}")
 MAX_BYTES = 1 << 20
 ALGORITHM = ec.ECDSA(hashes.SHA256())
 
@@ -151,10 +153,11 @@ def _read_trust(folder: Path) -> _Trust:
                 pass
             case ["before", time]:
                 try:
-                    since = max(since, datetime.fromisoformat(time).astimezone(UTC))
+                    given = datetime.fromisoformat(time)
+                    since = max(since, given if given.tzinfo else given.replace(tzinfo=UTC))
                 except ValueError as error:
                     raise SignatureInvalid(f"{file}, line {number}: {time!r:.40} is no time") from error
-            case [bundle_id]:
+            case [bundle_id] if BUNDLE_ID.fullmatch(bundle_id):
                 revoked.add(bundle_id)
             case _:
                 raise SignatureInvalid(f"{file}, line {number}: expected the id of a bundle, or before TIME")
@@ -167,7 +170,8 @@ def file_digests(bundle: Path) -> dict[str, str]:
     Raises:
         SignatureInvalid: it holds a link or a pipe.
     """
-    names = sorted(file.relative_to(bundle).as_posix() for file in bundle.rglob("*") if not file.is_dir())
+    held = (file for file in bundle.rglob("*") if not file.is_dir() and not is_part(file))
+    names = sorted(file.relative_to(bundle).as_posix() for file in held)
     digests = {}
     for name in names:
         if (bundle / name).is_symlink() or not (bundle / name).is_file():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feature_repo.atomic_files import replaced, write_file
+from feature_repo.atomic_files import replaced, write_file, write_output
 
 
 def names(folder: Path) -> list[str]:
@@ -20,6 +20,23 @@ def test_the_content_replaces_the_old_one(tmp_path: Path) -> None:
     write_file(file, b"\xff\n")
     assert file.read_bytes() == b"\xff\n"
     assert names(file.parent) == ["state.json"]
+
+
+def test_a_named_place_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_output(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    os.mkfifo(pipe)
+    came: list[str] = []
+    reader = threading.Thread(target=lambda: came.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "through")
+    reader.join()
+    assert (came, pipe.is_fifo()) == (["through"], True)
+    write_output(tmp_path / "none", "made")
+    assert names(tmp_path) == ["link", "none", "pipe", "target"]
 
 
 def test_an_error_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:

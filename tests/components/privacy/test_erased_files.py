@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.privacy.erased_files import (
+    complete_dataset,
     drop_stale,
     erase_dataset,
     erase_lines,
@@ -26,6 +27,18 @@ from feature_repo.toy_shop import toy_dataset
 NOON = datetime(2024, 3, 2, 12, tzinfo=UTC)
 UNTIL = microseconds(NOON)
 LATE = 2**61  # microseconds: later than any event
+
+
+def test_a_data_set_whose_writer_was_killed_before_its_name_gets_it(tmp_path: Path) -> None:
+    whole, half = tmp_path / "dataset", tmp_path / "other.part"
+    write_dataset(whole, toy_dataset())
+    events = len(read_dataset(whole).events)
+    part = whole.rename(tmp_path / "dataset.part")
+    half.mkdir()
+    complete_dataset(part)
+    complete_dataset(half)
+    assert len(read_dataset(whole).events) == events
+    assert (part.exists(), half.exists(), (tmp_path / "other").exists()) == (False, True, False)
 
 
 def test_the_users_rows_up_to_the_time_go_and_no_others(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from components.release.registry import Registry, RegistryRefused, RegistryUnrea
 from components.release.signing import sign
 from serving.errors import NoChampion
 from serving.release.bundle import SIGNATURE_FILES
-from serving.release.champion import read_champion
+from serving.release.champion import read_champion, write_champion
 from serving.release.signatures import SignatureInvalid, check_signed
 from tests.components.conftest import as_planned
 from tests.serving.signed import write_keys
@@ -215,6 +215,24 @@ def test_rollback_walks_back_one_promotion_at_a_time(
     promote("3")
     assert rollback(uri, "recommender", str(home))["version"] == "1"
     assert len(registry.history()) == 7
+
+
+def test_a_rollback_that_was_killed_before_the_pointer_is_completed_and_goes_no_further(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    for number, ndcg in enumerate((0.16, 0.161, 0.162)):
+        register(evaluated(f"b{number}", ndcg), uri)
+        promote()
+    third = read_champion(home)
+    rollback(uri, "recommender", str(home))
+    write_champion(home, third)
+    assert rollback(uri, "recommender", str(home), dry_run=True)["version"] == "2"
+    assert read_champion(home) == third
+    again = rollback(uri, "recommender", str(home))
+    assert (again["version"], again["previous"], again["changed"]) == ("2", "3", True)
+    assert read_champion(home).version == registry.alias("champion") == "2"
+    assert len(registry.history()) == 4
+    assert rollback(uri, "recommender", str(home))["version"] == "1"
 
 
 @pytest.mark.parametrize("asked", ["champion", "2", "challenger", "1"])

@@ -76,6 +76,7 @@ def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> Non
     bundle.mkdir()
     (bundle / "a.txt").write_text("hello")
     tags = {"bundle_id": "b1", "cut": "2017-11-27T05:00:00Z", "size_bytes": "5", "metric.ndcg_at_10": "0.16"}
+    tags |= {"metric.spoilt": "nan", "metric.lost": "x"}  # a version is found all the same
     version = registry.add(bundle, tags, {"lr": "0.1"}, {"ndcg_at_10": 0.16, "blend/ndcg_at_10": 0.13})
     registry.point("challenger", version)
     [found] = registry.versions()

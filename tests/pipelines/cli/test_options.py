@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pipelines.cli.options import Context, common_options, question_options, results_folder
+from pipelines.cli.options import Context, common_options, question_options, read_token, results_folder
 
 
 def call(*arguments: str) -> dict[str, Any]:
@@ -24,6 +24,16 @@ def call(*arguments: str) -> dict[str, Any]:
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
     return received
+
+
+@pytest.mark.parametrize("content", ["a\nb", "a b", "x" * 70_000])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text("abc\n")
+    assert (read_token(file), read_token(None)) == ("abc", "")
+    file.write_text(content)
+    with pytest.raises(click.UsageError, match=r"token holds no token"):
+        read_token(file)
 
 
 def test_the_options_form_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,6 +30,17 @@ def test_a_missing_registry_is_not_created(tmp_path: Path, arguments: list[str],
     assert (database.read_bytes() if database.exists() else None) == left
 
 
+@pytest.mark.parametrize("arguments", [["extend", "--remove", "a"], ["refresh"]], ids=" ".join)
+def test_one_update_of_the_champion_at_a_time(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """Two would build in one folder, and register each other's bundle."""
+    monkeypatch.setattr("pipelines.cli.release._champions_retriever", lambda context: shop)
+    with locked(shop / "update.lock", "extending the champion"):
+        done = reco(shop, *arguments)
+    assert (done.exit_code, "is extending the champion" in done.output) == (4, True), done.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),

@@ -1,6 +1,10 @@
 """`reco rules init`; check and preview are in tests/pipelines/inspect/test_preview_rules.py."""
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from tests.pipelines.cli.conftest import reco
 
@@ -19,6 +23,18 @@ def test_a_first_file_is_written_once_and_is_valid(shop: Path, tmp_path: Path) -
 def test_without_a_file_it_is_written_where_the_endpoint_reads(tmp_path: Path) -> None:
     assert reco(tmp_path, "rules", "init").exit_code == 0
     assert "No champion is here yet" in (tmp_path / "rules.yaml").read_text()
+
+
+def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one would serve without the ban of age-restricted goods."""
+
+    def write(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    done = reco(tmp_path, "rules", "init")
+    assert (done.exit_code, "free some space" in done.output) == (3, True)
+    assert not list(tmp_path.glob("*rules*"))
 
 
 def test_an_unknown_item_is_refused(shop: Path, tmp_path: Path) -> None:

@@ -187,10 +187,11 @@ def test_a_prefetch_over_its_shopper_s_limit_is_counted_as_such(recommender: Rec
     assert (refused("user_over_limit"), refused("overloaded")) == (before[0] + 1, before[1])
 
 
-def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) -> None:
-    def faults() -> float:
-        return REGISTRY.get_sample_value("reco_faults_total", {"protocol": "grpc"}) or 0.0
+def faults() -> float:
+    return REGISTRY.get_sample_value("reco_faults_total", {"protocol": "grpc"}) or 0.0
 
+
+def test_an_error_of_ours_is_counted_and_says_nothing(recommender: Recommender) -> None:
     class Broken(Checkout):
         async def answer(self, request: Request, call: Any) -> Any:
             raise ZeroDivisionError("CANARY")
@@ -246,7 +247,9 @@ def test_the_health_service_says_whether_the_endpoint_is_ready() -> None:
             await check(b"\x0a\x01x")
         return [*seen, caught.value.code()]
 
+    before = faults()
     assert watched(is_ready, ask) == [SERVING, SERVING, NOT_SERVING, grpc.StatusCode.NOT_FOUND]
+    assert faults() == before, "a probe of another service is no fault of ours"
 
 
 def test_a_watch_gets_each_change_and_ends_when_the_process_drains() -> None:
@@ -287,7 +290,9 @@ def test_so_many_watches_are_open_at_a_time() -> None:
             await asyncio.sleep(0.1)
         raise AssertionError("a watch that ended leaves no room for another one")
 
+    before = faults()
     watched(is_ready, ask)
+    assert faults() == before
 
 
 class Streams(grpc.GenericRpcHandler):

@@ -85,6 +85,11 @@ def test_a_spoilt_directory_is_refused(bundle: Path, spoil: Callable[[Path], obj
         load_bundle(bundle)
 
 
+def test_a_file_that_a_killed_writer_left_is_passed_over(bundle: Path) -> None:
+    (bundle / ".bundle.sig.14806-9a859b17.part").write_text("half")
+    load_bundle(bundle)
+
+
 def test_a_manifest_with_paths_outside_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     manifest = json.loads((bundle / "manifest.json").read_text())

@@ -140,7 +140,10 @@ def test_an_older_signature_does_not_follow_a_newer_one(
         ("before 2026-11-01T00:00:01+00:00\n", "refuses what was signed before 2026-11-01T00:00:01Z"),
         ("before yesterday\n", "line 1: 'yesterday' is no time"),
         ("\nthree words here\n", "line 2: expected the id of a bundle"),
-        ("another\nbefore 2026-10-31T23:00:00Z # fine\n", ""),
+        ("before\n", "line 1: expected the id of a bundle, or before TIME"),
+        ("339895FBD4BA3E8C\n", "line 1: expected the id of a bundle"),
+        ("before 2026-11-01T00:00:01\n", "refuses what was signed before 2026-11-01T00:00:01Z"),
+        ("0123456789abcdef\nbefore 2026-10-31T23:00:00Z # fine\n", ""),
     ],
 )
 def test_revoked_ones_are_refused(bundle: Path, trusted: Path, lines: str, says: str) -> None:
