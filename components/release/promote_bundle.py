@@ -106,9 +106,7 @@ def promote_bundle(
         }
         if before and challenger.version == before.version:
             if not dry_run:
-                registry.complete()
-                write_head(root, model_name, before)
-                _install(registry, root, challenger)  # its pointer or its copy under home may be gone
+                _follow(registry, root, before, challenger)  # its pointer or copy under home may be gone
             return {**result, "changed": False, "checks": [], "measured": {}}
         checks, result["measured"] = [], {}
         if trusted_keys:  # first: nothing of an unsigned bundle is opened
@@ -162,13 +160,7 @@ def rollback(
         history = verified_history(registry, root)
         now, versions = registry.alias(CHAMPION), stack(history)
         if history and history[-1].version == now and _was_killed(root, history[-1]):
-            target = _promoted(registry, history[-1])
-            if not dry_run:
-                registry.complete()
-                write_head(root, model_name, history[-1])
-                _install(registry, root, target)
-            went = {"version": target.version, "bundle_id": target.bundle_id}
-            return {**went, "previous": history[-1].previous, "changed": not dry_run}
+            return _complete(registry, root, history[-1], dry_run)
         if now is not None and not versions:
             if not dry_run:
                 registry.unpoint(CHAMPION)
@@ -197,6 +189,14 @@ def _was_killed(home: Path, last: Promotion) -> bool:
         return read_champion(home).bundle_id != last.bundle_id
     except NoChampion:
         return True
+
+
+def _complete(registry: Registry, home: Path, last: Promotion, dry_run: bool) -> dict[str, Any]:
+    target = _promoted(registry, last)
+    if not dry_run:
+        _follow(registry, home, last, target)
+    went = {"version": target.version, "bundle_id": target.bundle_id, "previous": last.previous}
+    return {**went, "changed": not dry_run}
 
 
 def _sign_way_back(
@@ -313,16 +313,16 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
     line = next_line(history, action, version.version, version.bundle_id, before or "", _now())
     registry.intend(line)
     registry.point(CHAMPION, version.version)
-    registry.complete()
-    write_head(home, registry.model_name, line)
-    _install(registry, home, version)
+    _follow(registry, home, line, version)
     log.info(
         "champion of %s is version %s (%s), before: %s", registry.model_name, version.version, action, before
     )
 
 
-def _install(registry: Registry, home: Path, version: Version) -> None:
-    """Let the home's pointer follow the registry's alias."""
+def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -> None:
+    """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
+    registry.complete()
+    write_head(home, registry.model_name, line)
     path = _fetch(registry, home, version).relative_to(home)
     try:
         now = read_champion(home)
