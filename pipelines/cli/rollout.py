@@ -79,8 +79,11 @@ def release(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
-    pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
+    named = {"hold_s": hold_s, "orphan_s": orphan_s}
+    given: dict[str, Any] = {name: seconds for name, seconds in named.items() if seconds is not None}
+    if not all(0 <= seconds < float("inf") for seconds in given.values()):
+        raise click.UsageError("--hold-s and --orphan-s: expected seconds, 0 or more")
+    pace = Pace(**given)
     sends_golden = not any((status, guard, dry_run))
     where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)

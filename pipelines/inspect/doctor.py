@@ -310,6 +310,8 @@ def _registry(settings: Settings) -> Iterator[Finding]:
             tags = list(connection.execute(written))
     except sqlite3.Error as error:
         mend = f"restore {database} from a backup, or remove it and run `reco run`"
+        if not os.access(database, os.R_OK):  # the registry itself may be well
+            mend = f"make {database} readable for this user"
         yield Finding("registry", "fail", f"{database} is no database of MLflow ({error})", mend)
         return
     try:

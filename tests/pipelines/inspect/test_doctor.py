@@ -208,6 +208,16 @@ def test_an_invalid_database_is_reported(tmp_path: Path) -> None:
     assert found["registry"].status == found["online store"].status == "fail"
 
 
+def test_a_registry_without_read_rights_is_not_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.db").write_text("hello" * 100)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    mend = look(tmp_path)["registry"].mend
+    assert "readable" in mend
+    assert "remove" not in mend
+
+
 def test_a_failed_run_comes_with_the_command_to_resume(tmp_path: Path) -> None:
     run = new_run(tmp_path, "training", {}, ["ingest-events", "fit-statistics"])
     run.step("ingest-events").status = "done"
