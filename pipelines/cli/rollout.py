@@ -72,18 +72,13 @@ def release(
     canary is aborted: exit code 1. Another release runs, or --resume finds another version: 4.
     """
     from components.release.registry import CHALLENGER
-    from components.rollout.plan import Pace
 
     if sum((resume, guard, watch, status, dry_run)) > 1:
         raise click.UsageError("give one of --resume, --guard, --watch, --status and --dry-run")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    named = {"hold_s": hold_s, "orphan_s": orphan_s}
-    given: dict[str, Any] = {name: seconds for name, seconds in named.items() if seconds is not None}
-    if not all(0 <= seconds < float("inf") for seconds in given.values()):
-        raise click.UsageError("--hold-s and --orphan-s: expected seconds, 0 or more")
-    pace = Pace(**given)
+    pace = _pace(hold_s, orphan_s)
     sends_golden = not any((status, guard, dry_run))
     where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
@@ -101,6 +96,16 @@ def release(
         _follow(rollout, catalogue)
     else:
         _go(context, rollout, catalogue, version, resume)
+
+
+def _pace(hold_s: float | None, orphan_s: float | None) -> Pace:
+    from components.rollout.plan import Pace
+
+    named = {"hold_s": hold_s, "orphan_s": orphan_s}
+    given: dict[str, Any] = {name: seconds for name, seconds in named.items() if seconds is not None}
+    if not all(0 <= seconds < float("inf") for seconds in given.values()):
+        raise click.UsageError("--hold-s and --orphan-s: expected seconds, 0 or more")
+    return Pace(**given)
 
 
 def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: str, resume: bool) -> None:
