@@ -340,21 +340,22 @@ def ask_health(host: str, token: str = "") -> None:
         ApiRefused: it wants credentials.
     """
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    shown = without_password(host)
     try:
         request = urllib.request.Request(f"{host}{API}/healthz", headers=headers)
         with urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT_S) as answer:
             json.load(answer)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            raise ApiRefused(f"{host} answers {error.code}: give a token with --token-file") from error
-        raise _something_else(host, f"{API}/healthz answers {error.code}") from error
+            raise ApiRefused(f"{shown} answers {error.code}: give a token with --token-file") from error
+        raise _something_else(shown, f"{API}/healthz answers {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", None) or error
         raise ApiUnreachable(
-            f"nothing answers at {without_password(host)} ({cause}): is the address right, is the cluster up?"
+            f"nothing answers at {shown} ({cause}): is the address right, is the cluster up?"
         ) from error
     except ValueError as error:
-        raise _something_else(host, f"{API}/healthz does not answer with JSON") from error
+        raise _something_else(shown, f"{API}/healthz does not answer with JSON") from error
 
 
 def _something_else(host: str, found: str) -> ApiUnreachable:
@@ -382,10 +383,11 @@ def _api(host: str) -> Iterator[None]:
             yield
     except ApiException as error:
         said = _message(error.body) or error.reason
-        raise ApiRefused(f"{host} answers {error.status}: {said}") from error
+        raise ApiRefused(f"{without_password(host)} answers {error.status}: {said}") from error
     except HTTPError as error:
         raise ApiUnreachable(
-            f"{host} stopped answering ({error}): look whether the run exists, then try again"
+            f"{without_password(host)} stopped answering ({error}): look whether the run exists, "
+            "then try again"
         ) from error
 
 

@@ -199,12 +199,17 @@ def test_latency_that_costs_more_sales_than_is_forgiven_is_refused(
     assert read_champion(home).version == "1"
 
 
-def test_rollback_walks_back_one_promotion_at_a_time(
-    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
-) -> None:
+@pytest.fixture
+def three_promoted(evaluated: Make, promote: Promote, uri: str) -> None:
     for number, ndcg in enumerate((0.16, 0.161, 0.162)):
         register(evaluated(f"b{number}", ndcg), uri)
         promote()
+
+
+@pytest.mark.usefixtures("three_promoted")
+def test_rollback_walks_back_one_promotion_at_a_time(
+    promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
     assert rollback(uri, "recommender", str(home), dry_run=True)["changed"] is False
     assert registry.alias("champion") == "3"
     assert rollback(uri, "recommender", str(home))["version"] == "2"
@@ -217,12 +222,10 @@ def test_rollback_walks_back_one_promotion_at_a_time(
     assert len(registry.history()) == 7
 
 
+@pytest.mark.usefixtures("three_promoted")
 def test_a_rollback_that_was_killed_before_the_pointer_is_completed_and_goes_no_further(
-    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+    registry: Registry, home: Path, uri: str
 ) -> None:
-    for number, ndcg in enumerate((0.16, 0.161, 0.162)):
-        register(evaluated(f"b{number}", ndcg), uri)
-        promote()
     third = read_champion(home)
     rollback(uri, "recommender", str(home))
     write_champion(home, third)

@@ -67,10 +67,10 @@ def test_a_step_gets_its_threads_unless_the_environment_says(
     assert process.peak_mib > 10
 
 
-def report_alone(spec: Spec, folder: Path, **values: object) -> Spec:
+def report_alone(spec: Spec, folder: Path) -> Spec:
     (folder / "total").mkdir()
     given = {"add-up": Outputs({}, {"total": folder / "total"})}
-    return step_alone(spec, "report", {"die": "", "wait_s": 300.0, **values}, given)
+    return step_alone(spec, "report", {"die": "", "wait_s": 300.0}, given)
 
 
 def said(process: StepProcess) -> str:
