@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -221,31 +222,30 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
                 time.sleep(PROBE_S)
                 continue
             seen = sent
-            user, key = str(events["user_id"].iloc[sent]), keys[sent]
-            while not stop.is_set():
-                row = store.read(user)
-                if row is not None and (unpack(row.history).key == key).any():
-                    took.append((time.perf_counter() - sent_at[sent]) * 1e3)
-                    break
-                time.sleep(PROBE_S)
+            wait_for(lambda event=sent: shown(event), "the event is in its shopper's row", look_s=PROBE_S)
+            took.append((time.perf_counter() - sent_at[sent]) * 1e3)
+
+    def shown(event: int) -> bool:
+        row = store.read(str(events["user_id"].iloc[event]))
+        return row is not None and bool((unpack(row.history).key == keys[event]).any())
 
     producer = Producer({**client_config(bench.kafka), "linger.ms": 1})
-    with bench.streaming(), patient_store(bench) as store:
-        time.sleep(8)  # until the group has given it the partitions
-        probing = threading.Thread(target=probe, daemon=True)
-        probing.start()
+    with bench.streaming(), patient_store(bench) as store, ThreadPoolExecutor(1) as probes:
+        wait_for(lambda: bench.state()["lag"] is not None, "the group has given the stream its partitions")
+        probing = probes.submit(probe)
         began = time.perf_counter()
-        for number, (user, value) in enumerate(messages):
-            time.sleep(max(began + number / PUBLISHED_PER_S - time.perf_counter(), 0))
-            sent_at[number] = time.perf_counter()
-            producer.produce(bench.kafka.events_topic, value, user)
-            producer.poll(0)
-        rate = len(messages) / (time.perf_counter() - began)
-        producer.flush(WAIT_S)
-        wait_for(lambda: bench.state()["lag"] == 0, "the stream has no lag")
-        time.sleep(1)
-        stop.set()
-        probing.join()
+        try:
+            for number, (user, value) in enumerate(messages):
+                time.sleep(max(began + number / PUBLISHED_PER_S - time.perf_counter(), 0))
+                sent_at[number] = time.perf_counter()
+                producer.produce(bench.kafka.events_topic, value, user)
+                producer.poll(0)
+            rate = len(messages) / (time.perf_counter() - began)
+            producer.flush(WAIT_S)
+            wait_for(lambda: bench.state()["events"] >= len(messages), "the stream has folded all events")
+        finally:
+            stop.set()
+        probing.result()  # it waits until the last event it saw is in its row
     return {"published_per_s": round(rate), "probes": len(took), "ms": percentiles(took)}
 
 
