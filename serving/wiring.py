@@ -27,12 +27,12 @@ from serving.api.endpoint import Endpoint
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
-from serving.errors import BundleInvalid, FactsUnavailable
+from serving.errors import FactsUnavailable
 from serving.metrics import BUNDLE, BUNDLE_CUT_AT
 from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
-from serving.release.bundle import Bundle, read_manifest
+from serving.release.bundle import Bundle
 from serving.release.champion import Champion
 from serving.release.signatures import check_signed
 from serving.release.updates import Updates
@@ -241,11 +241,6 @@ class Swap:
         """
         began = time.monotonic()
         path = champion.bundle(self._home)
-        bundle_id = read_manifest(path)["bundle_id"]
-        if bundle_id != champion.bundle_id:
-            raise BundleInvalid(
-                f"{path} is bundle {bundle_id}, expected {champion.bundle_id}: promote it again"
-            )
         before = self._checkout.recommender
         # Requests are answered meanwhile: the warm-up takes half of the time.
         loaded = self._wiring.load(path, time.sleep, before.bundle.path)
@@ -267,7 +262,7 @@ class Swap:
             before.facts.close()
             BUNDLE.labels(before.bundle.bundle_id).set(0)
             _show(loaded)
-            line = {"event": "bundle", "bundle_id": bundle_id, "was": before.bundle.bundle_id}
+            line = {"event": "bundle", "bundle_id": champion.bundle_id, "was": before.bundle.bundle_id}
             load_s = round(time.monotonic() - began, 2)
             self._tell({**line, "bundle": str(path), "load_s": load_s})
 

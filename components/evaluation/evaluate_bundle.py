@@ -29,11 +29,11 @@ from components.data.fit_statistics import Purchases, fit, purchases_of
 from components.evaluation.baselines import BASELINES
 from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
 from components.evaluation.nightly import TEST_WINDOW, Nightly
-from components.evaluation.protocol import PROTOCOL_SEED, Task, last_baskets, read_tasks
+from components.evaluation.protocol import PROTOCOL_SEED, Task, Tasks, last_baskets, read_tasks
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
-from feature_repo.statistics import read_vocabulary
+from feature_repo.statistics import Statistics, read_vocabulary
 from serving.answer.recommender import Prepared, Recommender
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
@@ -112,13 +112,8 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     purchases = purchases_of(data.events)
     start = pd.Timestamp(bundle.manifest["cut"])
     end = start + TEST_WINDOW
-    found = read_tasks(purchases, bundle.statistics, *window_s(start))
+    found = tasks_after(purchases, bundle.statistics, start)
     tasks = found.hidden
-    if not tasks:
-        raise ValueError(
-            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {end}: "
-            "choose an earlier --train-until, so that some weeks are left to test on"
-        )
     log.info("%d test baskets from %s to %s", len(tasks), start.date(), end.date())
     boot = Bootstrap([task.user_id for task in tasks])
     size = len(bundle.statistics.item_ids)
@@ -164,6 +159,21 @@ def _index(bundle: Bundle) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
     names = ("kind", "recall", "k", "target", "p50_ms", "bytes")
     return {name: report[name] for name in names if name in report}
+
+
+def tasks_after(purchases: Purchases, statistics: Statistics, start: pd.Timestamp) -> Tasks:
+    """Return the test baskets of the five weeks after a cut.
+
+    Raises:
+        ValueError: none of them can be asked.
+    """
+    found = read_tasks(purchases, statistics, *window_s(start))
+    if not found.hidden:
+        raise ValueError(
+            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {start + TEST_WINDOW}: "
+            "choose an earlier --train-until, so that some weeks are left to test on"
+        )
+    return found
 
 
 def window_s(start: pd.Timestamp) -> tuple[float, float]:

@@ -297,7 +297,7 @@ class _Erasure:
     def bundles(self) -> list[Place]:
         """Say which bundles hold the user: they are sealed, and serve or may be gone back to."""
         try:
-            champion = read_champion(self.home).bundle(self.home)
+            champion = self.home / read_champion(self.home).path
         except NoChampion:
             champion = None
         counts = {path: names_user(path, self.user_id) for path in bundles(self.home)}

@@ -56,7 +56,7 @@ def train_ranker(
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
-        ValueError: no list holds a purchase or none is held out, or there is no ranker of that name.
+        ValueError: there is no ranker of that name.
     """
     settings = read_ranker_params(params).get(model)
     leads = join_workers()
@@ -66,11 +66,7 @@ def train_ranker(
     if kind is GradientBoosting and not leads:  # trees take all cores of one process
         return {"model": model}
     data = read_ranker_examples(examples, "train")
-    if len(data.start) < 2:
-        raise ValueError("no training list holds a purchase: bring more baskets of four items or more")
     held_out = read_ranker_examples(examples, "calibration")
-    if len(held_out.label) == 0:
-        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
     shape = read_shape(examples, statistics)
     cost = Cost()
     torch.manual_seed(settings.seed)

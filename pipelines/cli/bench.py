@@ -35,7 +35,9 @@ def _require_instruments(package: str) -> None:
             f"{package} is not installed: benches and drills run from a clone of the repository, "
             "see docs/how-to/install.md"
         )
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")  # of libraries
+    for ours in ("components", "monitoring", "pipelines"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -142,8 +144,6 @@ def bench_features(context: Context, out: Path, data: str, seconds: float, kills
     from feature_repo.events import read_dataset
     from pipelines.bench.features import bench_features as measure
 
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("pipelines").setLevel(logging.INFO)
     return measure(_bundle(context), read_dataset(_dataset(context, data)).events, out, seconds, kills)
 
 
@@ -356,7 +356,6 @@ def _drill_release(context: Context, names: tuple[str, ...], out: Path, data: st
     from pipelines.drills.canary import CASES
     from pipelines.drills.canary_run import drill_release
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     known = [case.name for case in CASES]
     for name in names:
         if name not in known:

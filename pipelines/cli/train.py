@@ -45,7 +45,8 @@ CRON_FIELDS = 6  # of Kubeflow Pipelines
 def check(context: Context, data: str, train_until: str) -> None:
     """Check a folder of data without starting a run.
 
-    Exit code 1: a run would stop, because there are no such data, or too many of their rows are invalid.
+    Exit code 1: a run would stop, because there are no such data, too many of their rows are invalid, or
+    they are too few to learn from.
     """
     from pipelines.inspect.check_data import inspect_data, report
 

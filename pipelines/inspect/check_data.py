@@ -1,4 +1,4 @@
-"""A folder of data -> its counts, its time span, and the rows that a run would refuse."""
+"""A folder of data -> its counts, its time span, the rows that a run would refuse, and why it would stop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from components.data.ingest_events import QUARANTINE_LIMIT, TooManyRefused, ingest_events
+from feature_repo.events import read_dataset
+from feature_repo.statistics import read_statistics
 from pipelines.tables import table
 
 SHOWN = 10  # refused rows in the text; the document has all
+ENOUGH = 100_000  # purchased lines whose shoppers give examples here
 COUNTS = ("rows", "users", "baskets", "items", "first_at", "last_at", "timezone")
 
 
@@ -18,7 +23,8 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
     """Read a folder as a run does, and write nothing.
 
     Returns:
-        The counts and the span of the valid rows, the cut, and every refused row with its place in the file.
+        The counts and the span of the valid rows, the cut, every refused row with its place in the file,
+        and why a later step would stop.
 
     Raises:
         EventsInvalid: the data can't be found, read or used; the message says why.
@@ -31,18 +37,38 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
             found["cut"] = ingest_events(data, dataset, 1.0, train_until)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
             found |= {name: manifest[name] for name in COUNTS}
+            found["stops"] = _why_a_step_stops(dataset, found["cut"], found["rows"])
         except TooManyRefused as error:  # no row is valid
             found["rows"], refused_rows = 0, error.quarantine
         with refused_rows.open(encoding="utf-8") as lines:
             refused = [json.loads(line) for line in lines]
+    stops = found.setdefault("stops", "")
     share = len(refused) / (found["rows"] + len(refused))
     return {
         "data": data,
         **found,
         "refused": refused,
         "refused_ratio": round(share, 6),
-        "ok": share <= QUARANTINE_LIMIT,
+        "ok": share <= QUARANTINE_LIMIT and not stops,
     }
+
+
+def _why_a_step_stops(dataset: Path, cut: str, rows: int) -> str:
+    """Fit statistics, build one window's examples and test baskets; return what a run would miss, or ""."""
+    from components.data.build_examples import build_examples
+    from components.data.fit_statistics import fit_statistics, purchases_of
+    from components.evaluation.evaluate_bundle import tasks_after
+
+    statistics = dataset.parent / "statistics"
+    params = {"windows": 1, "masks": 1, "user_ratio": min(1.0, ENOUGH / rows)}
+    try:
+        fit_statistics(dataset, statistics, cut)
+        build_examples(dataset, statistics, dataset.parent / "examples", cut, params)
+        purchases = purchases_of(read_dataset(dataset).events)
+        tasks_after(purchases, read_statistics(statistics), pd.Timestamp(cut))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def report(found: dict[str, Any]) -> str:
@@ -52,6 +78,8 @@ def report(found: dict[str, Any]) -> str:
         lines[0] += ", " + ", ".join(f"{found[name]:,} {name}" for name in ("users", "baskets", "items"))
         lines.append(f"from {found['first_at']} to {found['last_at']} (time zone {found['timezone']})")
         lines.append(f"training sees what is before {found['cut']}, the evaluation the rest")
+    if found["stops"]:
+        lines.append(f"a run would stop: {found['stops']}")
     refused = found["refused"]
     if not refused:
         return "\n".join([*lines, "no row is refused"])
@@ -59,6 +87,6 @@ def report(found: dict[str, Any]) -> str:
     lines.append(f"{len(refused):,} rows refused, {found['refused_ratio']:.1%} of all; {limit}")
     lines += ["", table(["row", "reason"], [[row["row"], row["reason"]] for row in refused[:SHOWN]])]
     lines += [f"... and {len(refused) - SHOWN:,} more: --output json has all"] * (len(refused) > SHOWN)
-    if not found["ok"]:
+    if found["refused_ratio"] > QUARANTINE_LIMIT:
         lines += ["", "mend them, or raise the limit of a run: --param max_quarantine_ratio=0.05"]
     return "\n".join(lines)

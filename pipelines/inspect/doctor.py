@@ -185,7 +185,7 @@ def _cure(home: Path, champion: Champion) -> str:
 
     The registry replaces damaged files. Files that are as their manifest says came from other code.
     """
-    bundle = champion.bundle(home)
+    bundle = home / champion.path
     try:
         verify_files(bundle, read_manifest(bundle))
     except BundleInvalid:

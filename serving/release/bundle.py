@@ -150,7 +150,7 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
     files = {
         file.relative_to(path).as_posix(): _sha256(file)
         for file in sorted(path.rglob("*"))
-        if file.is_file() and not file.name.endswith(".part")
+        if file.is_file() and not is_part(file)
     }
     body = {
         "kind": "bundle",

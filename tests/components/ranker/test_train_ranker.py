@@ -14,8 +14,6 @@ from components.data.examples import (
     ContractViolation,
     RankerExamples,
     read_ranker_examples,
-    write_arrays,
-    write_manifest,
 )
 from components.hyper_parameters import RANKERS, RankerParams, read_ranker_params, reads
 from components.models.dlrm import Dlrm
@@ -273,23 +271,6 @@ def test_a_parameter_that_a_ranker_does_not_read_is_refused(given: dict[str, Any
 def test_a_training_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected more than 0"):
         read_params(RankerParams, {name: 0})
-
-
-@pytest.mark.parametrize(
-    ("lacking", "told"),
-    [("train", "no training list holds a purchase"), ("calibration", "no list is held out to calibrate on")],
-)
-def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: str, told: str) -> None:
-    for part in ("train", "calibration"):
-        data = read_ranker_examples(shop / "examples", part)
-        if part == lacking:
-            none = {name: array[:0] for name, array in vars(data).items() if name != "start"}
-            data = RankerExamples(**none, start=np.zeros(1, np.int64))
-        write_arrays(tmp_path / f"ranker_{part}", data)
-    write_manifest(tmp_path, params={})
-    with pytest.raises(ValueError, match=told):
-        train_ranker(tmp_path, shop / "statistics", tmp_path / "out", "dlrm", {})
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_shape_follows_from_the_data(shop: Path) -> None:

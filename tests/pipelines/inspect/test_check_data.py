@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from feature_repo.toy_shop import toy_dataset
 from pipelines.inspect.check_data import inspect_data
 from tests.pipelines.cli.conftest import reco
 
 HEADER = "user_id,basket_id,item_id,at,quantity"
 DAYS = [f"u{day % 3},b{day},i{day % 5},2024-{1 + day // 28:02d}-{1 + day % 28:02d},1" for day in range(84)]
+
+
+CUT = "2024-03-10"
 
 
 @pytest.fixture
@@ -24,17 +28,45 @@ def write(shop: Path, *lines: str) -> None:
 
 
 def test_a_good_folder_is_counted_and_nothing_is_written(shop: Path, tmp_path: Path) -> None:
-    write(shop, *DAYS)
+    events = toy_dataset().events
+    events.drop(columns="event_id").to_csv(shop / "events.csv", index=False)
     done = reco(tmp_path / "home", "check", str(shop))
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines() == [
-        f"{shop}: 84 valid rows, 3 users, 84 baskets, 5 items",
-        "from 2024-01-01T00:00:00Z to 2024-03-28T00:00:00Z (time zone UTC)",
-        "training sees what is before 2024-02-23T00:00:00Z, the evaluation the rest",
-        "no row is refused",
-    ]
+    first, *_, last = done.output.splitlines()
+    baskets = events["basket_id"].nunique()
+    assert first == f"{shop}: {len(events):,} valid rows, 60 users, {baskets:,} baskets, 80 items"
+    assert last == "no row is refused"
     assert not (tmp_path / "home").exists()
     assert sorted(path.name for path in shop.parent.iterdir()) == ["shop"]
+
+
+@pytest.mark.parametrize(
+    ("bought", "tested", "until", "why"),
+    [
+        (1, 4, CUT, "a basket needs 4 catalogue items or more"),
+        (4, 4, "2024-01-20", "span less than two windows of 28 days"),
+        (4, 1, CUT, "choose an earlier --train-until, so that some weeks are left to test on"),
+    ],
+)
+def test_a_folder_that_a_later_step_would_refuse_is_told_now(
+    shop: Path, tmp_path: Path, bought: int, tested: int, until: str, why: str
+) -> None:
+    """Three shoppers, a basket each day: so many items are bought before the cut, and so many after it."""
+    days = [
+        day
+        for day in map(str.split, DAYS, "," * len(DAYS))
+        for _ in range(tested if day[3] >= CUT else bought)
+    ]
+    write(shop, *(",".join((*day[:2], f"i{number % 5}", *day[3:])) for number, day in enumerate(days)))
+    done = reco(tmp_path, "check", str(shop), "--train-until", until)
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[:2] == [
+        f"{shop}: {len(days):,} valid rows, 3 users, 84 baskets, 5 items",
+        "from 2024-01-01T00:00:00Z to 2024-03-28T00:00:00Z (time zone UTC)",
+    ]
+    [told] = [line for line in lines if line.startswith("a run would stop: ")]
+    assert why in told
 
 
 def test_refused_rows_have_the_number_of_their_line(shop: Path, tmp_path: Path) -> None:
@@ -42,7 +74,7 @@ def test_refused_rows_have_the_number_of_their_line(shop: Path, tmp_path: Path) 
     done = reco(tmp_path, "check", str(shop))
     assert done.exit_code == 1
     assert "2 rows refused, 2.3% of all; a run allows 1.0%" in done.output
-    assert [line.split()[:2] for line in done.output.splitlines()[5:8]] == [
+    assert [line.split()[:2] for line in done.output.splitlines()[6:9]] == [
         ["row", "reason"],
         ["3", "quantity"],
         ["4", "the"],

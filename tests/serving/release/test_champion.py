@@ -2,12 +2,15 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serving.errors import NoChampion
+from serving.errors import BundleInvalid, NoChampion
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.stages.retrieval import Quotas
 
 CHAMPION = Champion("b1", "3", "reco", "bundles/b1", "2024-01-01", "2024-01-02")
 
@@ -15,7 +18,17 @@ CHAMPION = Champion("b1", "3", "reco", "bundles/b1", "2024-01-01", "2024-01-02")
 def test_a_written_champion_is_read_with_its_bundle_under_the_home(tmp_path: Path) -> None:
     write_champion(tmp_path / "home", CHAMPION)
     assert read_champion(tmp_path / "home") == CHAMPION
-    assert CHAMPION.bundle(tmp_path) == tmp_path / "bundles" / "b1"
+
+
+def test_a_bundle_other_than_the_named_one_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / CHAMPION.path
+    folder.mkdir(parents=True)
+    with pytest.raises(BundleInvalid, match=r"has no manifest\.json"):
+        CHAMPION.bundle(tmp_path)
+    bundle_id = seal_bundle(folder, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
+    with pytest.raises(BundleInvalid, match=f"is bundle {bundle_id}, expected b1: promote it again"):
+        CHAMPION.bundle(tmp_path)
+    assert replace(CHAMPION, bundle_id=bundle_id).bundle(tmp_path) == folder
 
 
 def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
