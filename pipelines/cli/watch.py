@@ -86,7 +86,7 @@ def _verdict(
     champion = read_champion(context.home)
     bundle = champion.bundle(context.home)
     if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
-        raise click.UsageError(f"--report {page} cannot be written: name a file in an existing folder")
+        raise click.UsageError(f"{page} cannot be written: name a file in an existing folder with --report")
     folder = dataset_of(context.home, data) if data else None
     zone = str(json.loads((folder / "manifest.json").read_bytes())["timezone"]) if folder else "UTC"
     other = Window.parse(*reference, zone) if any(reference) else None
@@ -205,6 +205,8 @@ def watch(
         raise click.UsageError(f"--every is {every_s:g}, expected seconds from 0.1 to 1,000,000")
     if pipelines and not retrain:
         raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
+    if pipelines and not pipelines.startswith(("http://", "https://")):
+        raise click.UsageError(f"--pipelines is {pipelines!r}, expected http(s)://…")
 
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:

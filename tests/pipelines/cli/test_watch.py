@@ -11,8 +11,19 @@ import pytest
 from components.home import Conflict
 from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
+from serving.stages.retrieval import Quotas
 from tests.pipelines.cli.conftest import answered, reco
+
+
+def promote_empty(home: Path) -> None:
+    """Make a sealed bundle without any file the champion of a home."""
+    place = home / "bundles" / "good"
+    place.mkdir(parents=True)
+    settings = RankingSettings(Quotas(), 1.0)
+    bundle_id = seal_bundle(place, cut="2024-01-01", settings=settings, made_from={})
+    write_champion(home, Champion(bundle_id, "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +41,7 @@ def test_drift_reports_the_outcome_of_the_retraining(
         return outcome
 
     verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
-    write_champion(tmp_path, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    promote_empty(tmp_path)
     monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
     monkeypatch.setattr("pipelines.run.launch.retrain", retrain)
     done = reco(tmp_path, "drift", "--quick", "--retrain", "--output", "json")
@@ -44,14 +55,24 @@ def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
 ) -> None:
     hour = ColumnDrift("hour", "alarm", False, "", 300, 900, 0.0, 0.0, 0.3, 0.01, 0.06, 0.1)
     verdict = DriftVerdict("warn", "hour moved", "answers", Window(), Window(), (hour,))
-    write_champion(tmp_path, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    promote_empty(tmp_path)
     monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
     assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
 
 
-def test_a_cluster_without_retraining_is_wrong_usage(tmp_path: Path) -> None:
-    done = reco(tmp_path, "watch", "--pipelines", "https://kfp.shop.example")
-    assert (done.exit_code, "--pipelines needs --retrain" in done.output) == (2, True)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--pipelines", "https://kfp.shop.example"], "--pipelines needs --retrain"),
+        (
+            ["--retrain", "--pipelines", "kfp.shop.example"],
+            "--pipelines is 'kfp.shop.example', expected http(s)",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_retrain_is_wrong_usage(tmp_path: Path, options: list[str], told: str) -> None:
+    done = reco(tmp_path, "watch", *options)
+    assert (done.exit_code, told in done.output) == (2, True)
 
 
 @pytest.mark.slow
