@@ -18,6 +18,7 @@ SLO = ROOT / "infra" / "monitoring" / "slo.yaml"
 RESOURCE = ROOT / "infra" / "kserve" / "base" / "alerts.yaml"  # the same rules for the Prometheus Operator
 HEAD = "# Written by `python -m monitoring.alerting` from slo.yaml: change that file, not this one.\n"
 PAGE_HEAD = "<!-- Written by `python -m monitoring.alerting` from infra/monitoring/slo.yaml. -->\n\n"
+REMEDIES = SLO.with_name("remedies.md")  # the end of the runbooks' index
 PANELS_A_ROW, PANEL_HEIGHT, GRID = 2, 8, 24
 SHORT_S = 300  # a longer window need not be computed every few seconds
 FAST, SLOW = "5s", "1m"  # between two evaluations
@@ -137,9 +138,9 @@ def index(every: list[dict[str, Any]]) -> str:
     )
     return (
         f"{PAGE_HEAD}# Runbooks\n\n"
-        "Each alert of `infra/monitoring/rules.yml` has a page here. `$ENDPOINT` is the address of a pod,\n"
-        "or of the gateway.\n\n"
-        "| alert | severity | owner | the shopper |\n|---|---|---|---|\n" + rows
+        "Each alert of `infra/monitoring/rules.yml` has a page here.\n\n"
+        "| alert | severity | owner | the shopper |\n|---|---|---|---|\n" + rows + "\n"
+        f"{REMEDIES.read_text(encoding='utf-8')}"
     )
 
 

@@ -86,6 +86,13 @@ def test_the_readme_names_both_steps() -> None:
     assert line.startswith("a function in `feature_repo/transforms.py`, its line in `feature_repo/schema.py`")
 
 
+def test_the_second_training_is_not_compared_with_a_champion_that_this_code_cannot_read() -> None:
+    """The gate refuses the comparison and names this way: tests/components/release/test_promote_bundle.py."""
+    after = TUTORIAL.split(LINE)[1]
+    [again] = re.findall(r"^\.venv/bin/reco .* run (.*)$", after, re.MULTILINE)
+    assert again == "--data toy --fast --param gate_params.over_champion=0"
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages with the feature added: two files changed, a function and a line."""

@@ -160,6 +160,7 @@ def promote(
 @click.option("--dry-run", is_flag=True, help="Name the version that would come back; change nothing.")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
 @click.option("--cluster", default="", metavar="URL", help="Its traffic goes back.  [default: of `reco up`]")
+@click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
 @trusted_keys_option
 @registry_options
 @common_options
@@ -168,6 +169,7 @@ def rollback(
     dry_run: bool,
     key: Path | None,
     cluster: str,
+    gateway: str,
     trusted_keys: Path | None,
     tracking_uri: str,
     model_name: str,
@@ -182,7 +184,7 @@ def rollback(
 
     running = read_running(context.home)
     if not dry_run and (cluster or (running and running.cluster)):
-        roll_back_traffic(context, cluster, (tracking_uri, model_name), trusted_keys, key)
+        roll_back_traffic(context, cluster, gateway, (tracking_uri, model_name), trusted_keys, key)
         return
     uri = existing_registry(context.home, tracking_uri)
     result = go_back(uri, model_name, str(context.home), dry_run, key, trusted_keys)

@@ -144,7 +144,7 @@ def open_rollout(
 ) -> tuple[Rollout, ModelCatalogue]:
     """Connect to a cluster; the registry is asked for when it is needed.
 
-    The gateway is the route's if it is empty. None: no golden request will be sent, so none is needed.
+    The gateway is the route's host if it is empty, and the route must have one. None: a host is not needed.
     """
     import httpx
 
@@ -160,9 +160,10 @@ def open_rollout(
     there = Cluster(connect(cluster), namespace)
     route = there.get("HTTPRoute", ROUTE)
     slot = there.get("InferenceService", service(SLOTS[0]))
-    if gateway == "":
-        if not (hosts := route["spec"].get("hostnames")):
-            raise click.UsageError("the HTTPRoute names no host: give the gateway's URL with --gateway")
+    hosts = route["spec"].get("hostnames")
+    if gateway == "" and not hosts:
+        raise click.UsageError("the HTTPRoute names no host: give the gateway's URL with --gateway")
+    if not gateway and hosts:
         gateway = f"https://{hosts[0]}"
     token = context.settings().caller_tokens.partition(",")[0].strip()
     uri, model_name = registry
@@ -186,12 +187,20 @@ def open_rollout(
 
 
 def roll_back_traffic(
-    context: Context, cluster: str, registry: tuple[str, str], trusted_keys: Path | None, key: Path | None
+    context: Context,
+    cluster: str,
+    gateway: str,
+    registry: tuple[str, str],
+    trusted_keys: Path | None,
+    key: Path | None,
 ) -> None:
-    """Give the traffic of a cluster back to the version before."""
+    """Give the traffic of a cluster back to the version before.
+
+    The gateway answers golden requests, which only a rollback after the hold sends.
+    """
     from components.rollout.plan import Pace
 
-    where = (cluster, None, NAMESPACE)
+    where = (cluster, gateway or None, NAMESPACE)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

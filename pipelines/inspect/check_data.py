@@ -54,7 +54,7 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
 
 
 def _why_a_step_stops(dataset: Path, cut: str, rows: int) -> str:
-    """Fit statistics, build one window's examples and test baskets; return what a run would miss, or ""."""
+    """Fit statistics, build one window's examples and test baskets; return why a run would stop, or ""."""
     from components.data.build_examples import build_examples
     from components.data.fit_statistics import fit_statistics, purchases_of
     from components.evaluation.evaluate_bundle import tasks_after

@@ -84,7 +84,9 @@ def resolve(host: str, port: int) -> Sequence[str]:
 class EndpointCaller:
     """Calls one endpoint in one event loop: attempts, retry budget and breaker; needs no locks."""
 
-    def __init__(self, target: httpx.URL, tls: ssl.SSLContext | bool, resolve: Resolve) -> None:
+    def __init__(
+        self, target: httpx.URL, tls: ssl.SSLContext | bool, resolve: Resolve, token: str = ""
+    ) -> None:
         self._target, self._closed = target, False
         self._addresses = Addresses(target, resolve)
         self._budget, self._breaker = RetryBudget(), CallBreaker()
@@ -99,6 +101,7 @@ class EndpointCaller:
                 "host": target.netloc.decode("ascii"),
                 "content-type": "application/json",
                 "accept-encoding": "identity",
+                **({"authorization": f"Bearer {token}"} if token else {}),
             },
             verify=tls,
             timeout=None,  # one deadline covers the whole call

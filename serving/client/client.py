@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import re
 import ssl
 import threading
 import time
@@ -111,6 +112,7 @@ class _Endpoint:
         *,
         deadline_ms: float = DEADLINE_MS,
         strict: bool = False,
+        token: str = "",
         tls: ssl.SSLContext | None = None,
         resolve: Resolve = resolve,
     ) -> None:
@@ -121,18 +123,23 @@ class _Endpoint:
             best_sellers: item ids, best first. Items of the basket are left out: have more than k.
             deadline_ms: default deadline of a call.
             strict: raise `NotAnswered` instead of answering with best sellers.
+            token: one of the endpoint's `RECO_CALLER_TOKENS`, if it has any.
             tls: for your own certificate authority; None uses the public ones.
             resolve: looks up the host's addresses.
 
         Raises:
-            ValueError: the address or the deadline is invalid.
+            ValueError: the address, the deadline or the token is invalid.
         """
         if not 0 < deadline_ms < math.inf:  # NaN is refused, too
             raise ValueError(f"deadline_ms is {deadline_ms}, expected milliseconds above 0")
+        if not re.fullmatch("[!-~]*", token):
+            raise ValueError(
+                "token holds a space or a character that no header may have: strip what was read"
+            )
         load_transport()
         self._deadline_ms = deadline_ms
         self._fallback = BestSellers(best_sellers, strict)
-        self._connect = functools.partial(EndpointCaller, *_target(url, tls), resolve)
+        self._connect = functools.partial(EndpointCaller, *_target(url, tls), resolve, token)
         self._open()
 
     def _open(self) -> None:

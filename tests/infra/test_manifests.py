@@ -46,6 +46,16 @@ def test_an_overlay_has_no_finding(rendered: Callable[[str], Documents], overlay
     assert findings(documents) == []
 
 
+def test_a_configmap_with_rules_reaches_the_slots() -> None:
+    slot = yaml.safe_load((KSERVE / "slot" / "inferenceservice.yaml").read_text())["spec"]["predictor"]
+    [volume] = [one for one in slot["volumes"] if one["name"] == "rules"]
+    assert volume["configMap"] == {"name": "checkout-rules", "optional": True}
+    [container] = slot["containers"]
+    [mount] = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "rules"]
+    [file] = [one["value"] for one in container["env"] if one["name"] == "RECO_RULES_FILE"]
+    assert file == f"{mount}/rules.yaml"
+
+
 def test_trusted_keys_are_mounted_and_may_be_named(rendered: Callable[[str], Documents]) -> None:
     documents = rendered("production")
     [shared] = [one for one in of_kind(documents, "ConfigMap") if "RECO_STORE_URL" in one["data"]]

@@ -202,7 +202,7 @@ UNDER_EVERY_LINE = {
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "-59+15x300",
     f'reco_champion_served{{{JOB},slot=""}}': "1x264 0x30",
     f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "-119+15x300",
-    f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": f"-{34 * 86_400}x300",
+    f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": f"-{64 * 86_400}x300",
     f"reco_rules_broken{{{JOB}}}": "0x277 1x20",
     BREAKER: "0x273 1x20",
     f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x40",
@@ -236,7 +236,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
     "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
     "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),
-    "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-3999999x300"}, {"BundleOld"}),
+    "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-5999999x300"}, {"BundleOld"}),
     "rules": ({f"reco_rules_broken{{{JOB}}}": "1x300"}, {"RulesBroken"}),
     "breaker": ({BREAKER: "1x300"}, {"DependencySkipped"}),
     "deaths": ({f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
@@ -255,6 +255,10 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
     "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
     "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
+    "watch gone": (
+        {'reco_watch_success_timestamp_seconds{look="kpi"}': "-9000+15x20 _x280"},
+        {"WatchSilent"},
+    ),
     "release": ({f'{JOB_FAILED},job_name="release-42-1"}}': "1x300"}, {"ReleaseFailed"}),
     "guard": ({f'{JOB_FAILED},job_name="release-guard-1"}}': "1x300"}, {"ReleaseStuck"}),
 }

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from components.rollout import NAMESPACE
+from components.rollout.observe import Observer
 from components.rollout.plan import to_json
 from feature_repo.errors import CHECK_FAILED
 from pipelines.cli.shell import main
@@ -98,6 +99,26 @@ def test_only_a_release_needs_a_host_in_the_route_or_the_gateways_address(
     assert "mlflow.db is no registry" in said("rollback")  # and no word about a gateway
     for mode in ((), ("--watch",), ("--resume",)):
         assert "give the gateway's URL" in said("release", *mode, "--tracking-uri", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"), [((), "https://checkout.example"), (("--gateway", "http://here/"), "http://here")]
+)
+def test_a_rollback_sends_its_golden_requests_to_the_routes_host(
+    reco: Any, api: ApiServer, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], asked: str
+) -> None:
+    """Only one after the hold sends any: then the old slot is filled again, and proven."""
+    gateways = []
+
+    class Seen(Observer):
+        def __init__(self, cluster: Any, http: Any, gateway: str, *rest: Any) -> None:
+            gateways.append(gateway)
+            super().__init__(cluster, http, gateway, *rest)
+
+    monkeypatch.setattr("components.rollout.observe.Observer", Seen)
+    api.objects.merge(ROUTE, {"spec": {"hostnames": ["checkout.example"]}})
+    reco("rollback", *given)
+    assert gateways == [asked]
 
 
 @pytest.mark.parametrize("arguments", [("release",), ("release", "--resume"), ("release", "--dry-run")])

@@ -226,6 +226,22 @@ def test_the_answer_is_the_endpoints(serve: Callable[[Say], Server], ask: Ask) -
     assert 0 < float(headers["x-deadline-ms"]) <= PATIENT_MS * attempts.SERVER_SHARE
 
 
+@pytest.mark.parametrize(("token", "sent"), [("t" * 16, f"Bearer {'t' * 16}"), ("", None)])
+def test_a_token_goes_with_each_request(
+    serve: Callable[[Say], Server], ask: Ask, token: str, sent: str | None
+) -> None:
+    server = serve(good)
+    assert not ask(server.url, options={"token": token}).degraded
+    assert server.requests[0][0].get("authorization") == sent
+
+
+@pytest.mark.parametrize("token", ["secret of a till\n", "two words", "schlüssel"])
+def test_a_token_that_no_header_may_hold_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="token holds a space") as error:
+        Client("http://recommender", BEST, token=token)
+    assert token not in str(error.value)
+
+
 def test_a_request_without_an_id_gets_a_generated_one(serve: Callable[[Say], Server], ask: Ask) -> None:
     server = serve(good)
     answer = ask(server.url)

@@ -60,6 +60,20 @@ def test_a_file_being_written_is_used_once_it_stays_the_same(tmp_path: Path) -> 
     assert two_looks(watched) == [None, "9000"]
 
 
+def test_a_file_of_a_configmap_is_a_link_and_changes_with_its_folder(tmp_path: Path) -> None:
+    file, data = tmp_path / "rules.yaml", tmp_path / "..data"
+    watched = WatchedFile(file, str_of, "nothing")
+    file.symlink_to("..data/rules.yaml")
+    for version in ("1", "2"):
+        folder = tmp_path / f"..version-{version}"
+        folder.mkdir()
+        (folder / "rules.yaml").write_text(version)
+        (tmp_path / "next").symlink_to(folder.name)
+        (tmp_path / "next").rename(data)  # as the kubelet does
+        os.utime(folder / "rules.yaml", ns=(0, int(version)))
+        assert two_looks(watched) == [None, version]
+
+
 def test_a_file_changed_during_a_read_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("1")
