@@ -26,7 +26,7 @@ LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400.0  # the end of
 VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and the expected value
     "price": (1e9, "the current price of one unit, a number from 0 to 1e9"),
     "stock": (1e9, "units left, a number from 0 to 1e9"),
-    "ban": (1, "1 banned or 0 not"),
+    "ban": (1, "true or 1 banned, false or 0 not"),
     "promotion": (1, "the discount's share of the price, a number from 0 to 1"),
     "cost": (1e9, "the shop's cost of one unit, a number from 0 to 1e9"),
     "coupon": (math.nan, f"the coupon's code, 1 to {MAX_ID_LENGTH} printable characters"),
@@ -122,7 +122,8 @@ def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -
 
     Args:
         raw: the JSON text, or the object decoded.
-        now: seconds since the epoch; the clock's where absent. `at` may lie a day ahead of it.
+        now: seconds since the epoch; the clock's where absent. `at` may lie a day ahead of it. Infinity: the
+            fact was stored, so its writer has checked its times.
 
     Raises:
         FactInvalid: naming the field and the expected value.
@@ -142,6 +143,11 @@ def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -
     valid_from, valid_until = _time(fields, "valid_from"), _time(fields, "valid_until")
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
         raise FactInvalid("valid_until is not after valid_from: the fact would never hold")
+    if kind in ("stock", "ban") and valid_from is not None and valid_from > at and now != math.inf:
+        raise FactInvalid(
+            f"valid_from is later than at, but a {kind} replaces the one that holds until then: send it when "
+            "it begins"
+        )
     return Fact(
         _id("fact_id", fields["fact_id"]),
         kind,
@@ -199,7 +205,7 @@ def _value(kind: str, value: object) -> float | str | None:
         return None
     if kind == "coupon":
         return _id("value", value, expected)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and (kind == "ban" or not isinstance(value, bool))
     if not number or not 0 <= value <= largest or (kind == "ban" and value not in (0, 1)):  # type: ignore[operator]
         raise FactInvalid(
             f"value of a {kind} is a {type(value).__name__} that cannot be one: {expected}, or null"

@@ -89,10 +89,11 @@ def _keys(users: pd.Index, user: pd.Series, at: pd.Series, start: pd.Timestamp) 
 
 
 def _waits(answers: pa.Table) -> np.ndarray:
-    """Return the milliseconds of each answer, the sum of its stages."""
+    """Return the milliseconds of each answer, the sum of its stages; `total` is that sum already."""
     stages = answers["stage_ms"].combine_chunks()
     ends = np.asarray(stages.offsets)
-    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64))])
+    is_stage = np.asarray(pc.not_equal(stages.keys, "total"))
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64) * is_stage)])
     return np.asarray(total[ends[1:]] - total[ends[:-1]])
 
 

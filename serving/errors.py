@@ -17,6 +17,7 @@ RecommendError
  │   ├─ DeadlineNear          too little time is left to begin.
  │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time.
  ├─ BundleInvalid         never served: no start, or the previous bundle goes on answering.
+ ├─ RulesUnread           no start: bans would not hold.
  └─ NoChampion            no pointer names a champion: no start, or the previous bundle goes on answering.
 """
 
@@ -55,6 +56,12 @@ class FactsUnavailable(RecommendError):
     """The fact store could not be read or written."""
 
     exit_code = UNREACHABLE
+
+
+class RulesUnread(RecommendError):
+    """The rules file is invalid or cannot be read while the endpoint starts."""
+
+    exit_code = USAGE
 
 
 class RankingFailed(RecommendError):

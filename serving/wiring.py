@@ -27,7 +27,7 @@ from serving.api.endpoint import Endpoint
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
-from serving.errors import FactsUnavailable
+from serving.errors import FactsUnavailable, RulesUnread
 from serving.metrics import BUNDLE, BUNDLE_CUT_AT
 from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
@@ -188,12 +188,19 @@ def run(
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests wrongly.
+        RulesUnread: the rules file cannot be read.
     """
     began = time.monotonic() if began is None else began
     with wiring.cleanup as cleanup:
         sys.setswitchinterval(SWITCH_S)
         recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
+        if fault := recommender.facts.rules_fault:
+            recommender.facts.close()
+            raise RulesUnread(
+                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no earlier rules to "
+                "keep, and would offer the items that they ban: mend the file, `reco rules check` names each line"
+            )
         _show(recommender)
         checkout = wiring.checkout(recommender)
         cleanup.callback(lambda: checkout.recommender.facts.close())

@@ -5,6 +5,7 @@ module imports its own needs.
 """
 
 import atexit
+import contextlib
 import fcntl
 import json
 import os
@@ -203,20 +204,24 @@ def make_row(
     )
 
 
+@contextlib.contextmanager
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A place that all test workers share, and no other worker while the block runs."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield root / name
+
+
 @pytest.fixture(scope="session")
 def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The straight line on the toy shop, built once for all test workers: dataset/ ... evaluated/, cut.txt.
 
     Read-only: a test that changes a file copies it first.
     """
-    root = (
-        tmp_path_factory.getbasetemp().parent
-        if "PYTEST_XDIST_WORKER" in os.environ
-        else tmp_path_factory.getbasetemp()
-    )
-    line = root / "toy_line"
-    with (root / "toy_line.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with of_all_workers(tmp_path_factory, "toy_line") as line:
         if not (line / "cut.txt").exists():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("components.ranker.scoring.REPEATS", 3)  # no test asserts on its latencies
@@ -226,12 +231,15 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database takes seconds of migrations: made once, copied for each test."""
+    """A new MLflow database takes seconds of migrations: made once for all workers, copied for each test."""
     from components.release.registry import Registry
 
-    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    Registry(f"sqlite:///{database}", "recommender").versions()
-    return database
+    with of_all_workers(tmp_path_factory, "migrated") as place:
+        if not (place / "done").exists():
+            place.mkdir(exist_ok=True)
+            Registry(f"sqlite:///{place / 'mlflow.db'}", "recommender").versions()
+            (place / "done").touch()
+    return place / "mlflow.db"
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from feature_repo.aggregates import pack
 from feature_repo.events import Dataset, iso, write_dataset
+from feature_repo.stream.archive import EVENTS, read_archive, rows_of
 from feature_repo.toy_shop import START, favourite_items, item_name, toy_dataset, user_name
 from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
-from serving.stores.online_features import open_store
+from serving.stores.online_features import MemoryStore, UserRow
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,6 @@ def retrain(folder: Path, events: pd.DataFrame, cut: pd.Timestamp) -> Recommende
     from components.ranker.ranker_artefact import ENGINES
     from components.ranker.train_ranker import train_ranker
     from components.release.assemble_bundle import assemble_bundle
-    from components.release.publish_features import publish_features
     from components.retriever.build_index import build_index
     from components.retriever.export_retriever import export_retriever
     from components.retriever.train_retriever import train_retriever
@@ -57,8 +58,11 @@ def retrain(folder: Path, events: pd.DataFrame, cut: pd.Timestamp) -> Recommende
         folder / "features",
     )
     assemble_bundle(*parts, folder / "bundle", at, "loop", QUOTAS)
-    publish_features(folder / "features", at, {"bundle_id": "loop"}, str(folder / "home"))
-    return Recommender(load_bundle(folder / "bundle"), open_store(f"sqlite:///{folder}/home/online_store.db"))
+    store, end = MemoryStore(), cut.timestamp()
+    # The rows that `publish_features` gives the store: see test_publish_features.py.
+    for user, row in rows_of(read_archive(folder / "features" / EVENTS)):
+        store.write(user, UserRow(pack(row, user), end))
+    return Recommender(load_bundle(folder / "bundle"), store)
 
 
 def week_of(

@@ -135,13 +135,15 @@ def compare(stable: SlotCounts, canary: SlotCounts, enough: int, reveals: float 
     }
     rows, worst = [], ""
     for name, (before, now) in shares.items():
-        asked = canary.answers + (canary.errors if name == "errors" else 0.0)
-        base = (before + 0.5) / (stable.answers + 1.0) + MARGINS[name]  # half a fault more: 0 of 3 is not 0 %
+        of, asked = stable.answers, canary.answers
+        if name == "errors":  # requests without an answer
+            of, asked = of + stable.errors, asked + canary.errors
+        base = (before + 0.5) / (of + 1.0) + MARGINS[name]  # half a fault more: 0 of 3 is not 0 %
         is_worse = _is_more(now, asked, base)
         rows.append(
             {
                 "share": name if name != "slow" else f"slower than {bound * 1e3:g} ms",
-                "stable": f"{before:g} of {stable.answers:g}",
+                "stable": f"{before:g} of {of:g}",
                 "canary": f"{now:g} of {asked:g}",
                 "reveals": revealed(asked, base),
                 "verdict": ABORT if is_worse else "ok",

@@ -93,6 +93,7 @@ class Rollout:
         self._cluster, self._observer, self._catalogue, self._pace = cluster, observer, catalogue, pace
         self._holder, self._now, self._sleep, self._say, self._logs = holder, now, sleep, say, logs
         self._written: str | None = None  # the record as this deployer last read or wrote it
+        self._sent = ""  # the record that it last tried to write
         self._bundle = ("", Path())  # id of the release that it was fetched for, and its folder
 
     # -------------------------------------------------------------------------------------- commands
@@ -256,18 +257,20 @@ class Rollout:
             route = self._own()
             rules = with_traffic(route, record, self._pace.mirror_percent)
             changes = _changes(route, record, rules)
+            self._sent = to_json(record)
             try:
                 self._cluster.patch("HTTPRoute", ROUTE, changes, route["metadata"]["resourceVersion"])
             except Stale:
                 continue
-            self._written = to_json(record)
+            self._written = self._sent
             return record
         raise Conflict(f"the route {ROUTE} changes all the time: see what else writes it")
 
     def _own(self) -> Document:
         """Return the route, if its record is still the one that this deployer knows."""
         route = self._cluster.get("HTTPRoute", ROUTE)
-        if _annotation(route) != self._written:
+        # The API may have taken the last patch although its answer was lost.
+        if _annotation(route) not in (self._written, self._sent):
             raise Conflict(
                 "another deployer has taken over this release, or ended it: see `reco release --status`"
             )
@@ -306,12 +309,28 @@ class Rollout:
         if record.state in asked:
             with self._beating(record):
                 asked[record.state](record)
+            if record.state == "seal":
+                self._unseal_if_ended(record)
         else:
             self._own()
             for slot in SLOTS:
                 self._shape(record, slot)
         if record.state == "abort":
             self._undo(record)
+
+    def _unseal_if_ended(self, record: Release) -> None:
+        """Take the alias back if a rollback ended the release while it was sealed.
+
+        Raises:
+            Conflict: another deployer has it.
+        """
+        try:
+            self._own()
+        except Conflict:
+            now = self._read()
+            if now is not None and now.id == record.id and now.state in ("abort", "aborted"):
+                self._catalogue.undo(now)
+            raise
 
     @contextmanager
     def _beating(self, record: Release) -> Iterator[None]:

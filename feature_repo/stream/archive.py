@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,7 @@ def seconds(at: pa.ChunkedArray) -> np.ndarray:
 
 _STREAMED = re.compile(r"stream-(\d+)-(\d+)-(\d+)\.parquet")
 MOST_SEGMENTS = 64  # of one partition; more are merged into one
+WHOLE_ROWS = 1_000_000  # a segment of so many stays as it is: merging it again and again would take minutes
 
 
 def streamed_name(partition: int, first: int, last: int) -> str:
@@ -143,13 +144,15 @@ def streamed_name(partition: int, first: int, last: int) -> str:
     return f"stream-{partition:05d}-{first:020d}-{last:020d}.parquet"
 
 
-def last_events(archive: Path) -> dict[int, tuple[int, str]]:
-    """Return version and id of the newest event in the archive of each partition with events.
+def last_events(archive: Path, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
+    """Return version and id of the newest event in the archive of those partitions that have any.
 
     A segment may hold fewer versions than its name says: their users may have been forgotten since.
     """
     newest: dict[int, tuple[int, str]] = {}
     for file, (partition, _, last) in _streamed(archive):
+        if partition not in partitions:
+            continue  # another consumer may merge its segments now
         known = newest.get(partition, (BATCH, ""))
         if last > known[0] and len(events := _read(file, columns=["version", "event_id"])):
             version = pc.max(events["version"])
@@ -165,12 +168,29 @@ def streamed_users(archive: Path, partitions: Collection[int]) -> set[str]:
     return {user for column in columns for user in pc.unique(column).to_pylist()}
 
 
-def merge_segments(archive: Path, partition: int, most: int = MOST_SEGMENTS) -> None:
-    """Merge a partition's segments into one; a concurrent reader sees every event, once or twice."""
+def merge_segments(
+    archive: Path,
+    partition: int,
+    kept: Callable[[pa.Table], pa.Table] = lambda events: events,
+    most: int = MOST_SEGMENTS,
+    whole_rows: int = WHOLE_ROWS,
+) -> None:
+    """Merge a partition's small segments into one; a concurrent reader sees every event, once or twice.
+
+    Args:
+        archive: the folder.
+        partition: whose segments.
+        kept: leaves out events that were forgotten since their segment was written.
+        most: so many segments stay apart.
+        whole_rows: a segment with so many rows is not merged again.
+    """
     segments = [(file, first, last) for file, (own, first, last) in _streamed(archive) if own == partition]
     if len(segments) <= most:
         return
-    whole = pa.concat_tables([_read(file, schema=ARCHIVE_SCHEMA) for file, *_ in segments])
+    segments = [one for one in segments if pq.read_metadata(one[0]).num_rows < whole_rows]
+    if len(segments) <= most:
+        return
+    whole = kept(pa.concat_tables([_read(file, schema=ARCHIVE_SCHEMA) for file, *_ in segments]))
     name = streamed_name(
         partition, min(first for _, first, _ in segments), max(last for *_, last in segments)
     )

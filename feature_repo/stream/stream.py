@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import redis
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -218,6 +219,11 @@ class Stream:
         cut = {user: self._forgotten.cut(user, row) for user, row in rows.items()}
         self._rows.put({user: row for user, row in cut.items() if len(row)})
 
+    def _kept(self, events: pa.Table) -> pa.Table:
+        """Leave out forgotten events, also of users who were forgotten a moment ago."""
+        self._forget()
+        return self._forgotten.without(events)
+
     def _forget(self) -> None:
         """Load a changed list of forgotten users, and remove their rows from memory."""
         found = stamp(self._home)
@@ -239,7 +245,7 @@ class Stream:
                 first, last = (end(events["version"].to_pylist()) for end in (min, max))
                 write_segment(self._archive, events, streamed_name(partition, first, last))
             del waiting.events[partition], waiting.versions[partition]
-            merge_segments(self._archive, partition)
+            merge_segments(self._archive, partition, self._kept)
         if not self.letters.flush(1):
             return  # the broker is away and cannot commit either: try again next time
         if waiting.positions:
@@ -262,7 +268,7 @@ class Stream:
                 raise
 
     def _resume(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        newest = last_events(self._archive)
+        newest = last_events(self._archive, {one.partition for one in partitions})
         places = self._answer(lambda: consumer.committed(partitions, timeout=LATE_S))
         committed = {one.partition: one.offset for one in places}
         self._began = {}
@@ -348,10 +354,11 @@ class Stream:
         return stamp(self._home, "online_store.json")
 
     def _beat(self) -> None:
-        """Write the heartbeat into the online store, for the endpoint."""
+        """Write the heartbeat into the online store, for the endpoint; it stops while a backlog waits."""
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
-        if name is not None and (name != self._name or silent_s < SILENT_S):
+        is_behind = (self._lag() or 0) > TURN_MESSAGES
+        if name is not None and (name != self._name or (silent_s < SILENT_S and not is_behind)):
             self._rows.beat(time.time() - silent_s, name)  # the time up to which rows are complete
             self._name = name
 

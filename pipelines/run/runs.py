@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -25,6 +26,7 @@ from pipelines.run.graph import Outputs
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.champion import read_champion
 
+CLOCKS_S = 2.0  # how far the times of files and of processes may differ
 Size = Literal["full", "default", "fast"]  # of the pipeline: see `pipelines.training`
 
 
@@ -69,9 +71,19 @@ class Run:
         states = {step.status for step in self.steps}
         if states == {"done"}:
             return "done"
-        if self.pid and psutil.pid_exists(self.pid):
+        if self._is_worked_on():
             return "running"
         return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
+
+    def _is_worked_on(self) -> bool:
+        """Return whether the process that saved the record is there: its number may be another's by now.
+
+        In a container each run has the number 1. A process that began after the last save is another one.
+        """
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+            saved_at = (self.folder / "state.json").stat().st_mtime
+            return bool(self.pid) and psutil.Process(self.pid).create_time() <= saved_at + CLOCKS_S
+        return False
 
     def shown_arguments(self) -> dict[str, Any]:
         """Return the arguments without the passwords that their URLs may hold."""

@@ -75,7 +75,7 @@ def present(
     rows, why = fill_slots(pool, slots, request.k, settings.type_penalty)
     trial = None
     if explores:
-        rows, trial = explore(ranked, rows, why, request.request_id, explores)
+        rows, trial = explore(ranked, rows, why, request.request_id, explores, plan.reserved)
     codes = ranked.codes[rows].astype(np.int64)
     reasons = _reasons(bundle, request, ranked, rows, counts)
     items = map(

@@ -80,8 +80,18 @@ class LiveFacts:
         return "unavailable" if broken else "ready"
 
     def lacks(self, before: LiveFacts) -> list[str]:
-        """Return the sources that are unread here and gave facts to `before`: those facts would be lost."""
-        return sorted(self._unread & before._nonempty)
+        """Return the sources that are unread or empty here and gave facts to `before`: those would be lost.
+
+        A store keeps a row for each withdrawn fact, so one that is empty now was lost. A rules file may
+        have been emptied or removed.
+        """
+        missing = self._unread | ({"fact store"} - self._nonempty)
+        return sorted(missing & before._nonempty)
+
+    @property
+    def rules_fault(self) -> str:
+        """Return why the rules file cannot be read, "" if it can."""
+        return self._rules_file.broken if self._rules_file is not None else ""
 
     def excluded(self, at: float, store_id: str | None) -> np.ndarray:
         """Return the codes of items that are sold out, here or everywhere, or banned; int64."""
@@ -134,12 +144,14 @@ class LiveFacts:
     def margin(self, codes: np.ndarray, at: float, store_id: str | None) -> np.ndarray:
         """Return each item's margin, as a share of the price after promotion, float64.
 
-        NaN where the price or the cost is unknown, or the price after promotion is 0.
+        NaN where the price or the cost is unknown, or both are 0; -inf of an item that costs and is free.
         """
         off = self.promotion(codes, at, store_id)
         paid = self.price(codes, at, store_id) * (1.0 - np.where(off == off, off, 0.0))
         cost = self._numbers["cost"].look_up(codes, at, store_id)
-        return np.subtract(1.0, np.divide(cost, paid, out=np.full(len(codes), np.nan), where=paid > 0))
+        spent = np.divide(cost, paid, out=np.full(len(codes), np.nan), where=paid > 0)
+        spent[(paid == 0) & (cost > 0)] = np.inf
+        return 1.0 - spent
 
     def coupons(
         self, codes: np.ndarray, at: float, user_id: str | None, store_id: str | None

@@ -14,7 +14,7 @@ import hashlib
 import numpy as np
 
 from serving.prediction_log import Trial
-from serving.stages.reranking import CHOSEN, Ranked
+from serving.stages.reranking import ANY, CHOSEN, NO_KINDS, Ranked
 
 FIRST = 2  # the first place that may be explored, counted from 0
 REACH = 2  # times k candidates take part: with more, each is drawn too seldom to learn of it
@@ -25,7 +25,12 @@ _WORDS = 3  # 64-bit numbers of a request id: whether it explores, which place, 
 
 
 def explore(
-    ranked: Ranked, rows: np.ndarray, why: np.ndarray, request_id: str, share: float
+    ranked: Ranked,
+    rows: np.ndarray,
+    why: np.ndarray,
+    request_id: str,
+    share: float,
+    reserved: np.ndarray = NO_KINDS,
 ) -> tuple[np.ndarray, Trial | None]:
     """Return the rows of the items to show, and the trial; None if no place may be explored.
 
@@ -35,8 +40,11 @@ def explore(
         why: (k,) kinds of slot from `serving.stages.reranking.fill_slots`.
         request_id: decides the draw.
         share: of the requests that explore.
+        reserved: (r,) kinds that slots are reserved for: the usual item may be of the kind, another is not.
     """
-    places = np.flatnonzero(why[FIRST:] == CHOSEN) + FIRST
+    free = why == CHOSEN
+    free[: len(reserved)] &= reserved[: len(why)] == ANY
+    places = np.flatnonzero(free[FIRST:]) + FIRST
     is_below = np.arange(len(ranked.worth)) < min(ranked.best, REACH * len(rows))
     is_below[rows] = False
     below = np.flatnonzero(is_below)

@@ -19,6 +19,16 @@ def parse(**changed: Any) -> Fact:
     return parse_fact({name: value for name, value in given.items() if value is not ...}, NOW)
 
 
+@pytest.mark.parametrize(("value", "number"), [(True, 1.0), (False, 0.0), (1, 1.0)])
+def test_a_ban_is_true_or_a_number(value: object, number: float) -> None:
+    assert parse(fact="ban", value=value).value == number
+
+
+def test_a_stored_fact_is_read_whatever_its_times_say() -> None:
+    fields = {**PRICE, "fact": "stock", "valid_from": "2999-01-01T00:00:00Z"}
+    assert parse_fact(fields, math.inf).valid_from is not None
+
+
 def test_a_full_fact_from_bytes() -> None:
     raw = orjson.dumps(
         {
@@ -74,7 +84,9 @@ def test_valid_values_are_accepted(kind: str, value: object) -> None:
         ({"value": math.nan}, "a number from 0 to 1e9"),
         ({"value": math.inf}, "a number from 0 to 1e9"),
         ({"value": 10**400}, "a number from 0 to 1e9"),
-        ({"fact": "ban", "value": 0.5}, "1 banned or 0 not"),
+        ({"fact": "ban", "value": 0.5}, "true or 1 banned, false or 0 not"),
+        ({"fact": "stock", "valid_from": "2017-12-06"}, "a stock replaces the one that holds until then"),
+        ({"fact": "ban", "value": 0, "valid_from": "2017-12-06"}, "send it when it begins"),
         ({"fact": "promotion", "value": 10}, "a number from 0 to 1"),
         ({"fact": "coupon", "value": 10}, "the coupon's code"),
         ({"fact": "coupon", "value": ""}, "the coupon's code"),

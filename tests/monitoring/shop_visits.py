@@ -54,7 +54,8 @@ def shop_visits(
         "item_ids": pa.array([["shown", "other"]] * visits, pa.list_(pa.string())),
         "scores": pa.array([[TAKES["full"], 0.1]] * visits, pa.list_(pa.float32())),
         "stage_ms": pa.array(
-            [[("ranking", 2.0), ("features", 1.0)]] * visits, RECORD_SCHEMA.field("stage_ms").type
+            [[("ranking", 2.0), ("features", 1.0), ("total", 3.0)]] * visits,
+            RECORD_SCHEMA.field("stage_ms").type,
         ),
     }
     paid = at + pd.Timedelta(minutes=2)

@@ -25,7 +25,7 @@ def _answers(*rows: tuple[str | None, float, list[str]], rung: str = "full") -> 
         "answered_at": [_at(minutes) for _, minutes, _ in rows],
         "item_ids": [items for _, _, items in rows],
         "rung": [rung] * len(rows),
-        "stage_ms": [[("ranking", 2.0), ("features", 1.0)]] * len(rows),
+        "stage_ms": [[("ranking", 2.0), ("features", 1.0), ("total", 3.0)]] * len(rows),
     }
     return pa.table(log, schema=RECORD_SCHEMA)
 

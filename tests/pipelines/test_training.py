@@ -121,9 +121,12 @@ def files(home: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_refused_bundle_leaves_the_online_store_as_it_was(toy_line: Path, tmp_path: Path) -> None:
+def test_a_refused_bundle_leaves_the_online_store_as_it_was(
+    toy_line: Path, migrated: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     shutil.copytree(toy_line / "home", home)
+    shutil.copyfile(migrated, home / "mlflow.db")
     before = files(home)
     run = evaluated_run(toy_line, home)
     run.arguments["gate_params"] = {"over_blend": 1_000.0}

@@ -14,7 +14,7 @@ import pytest
 from components.release.signing import sign
 from serving.answer.recommender import open_bundle
 from serving.checkout.checkout import Checkout, rank_here
-from serving.errors import BundleInvalid
+from serving.errors import BundleInvalid, RulesUnread
 from serving.release.champion import Champion
 from serving.release.signatures import SignatureInvalid
 from serving.schemas import Request
@@ -96,6 +96,18 @@ def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -
     assert event["prediction_log"] == "off"
     [checkout] = doors[0].checkouts
     assert checkout.recommender.bundle.path == toy_bundle
+
+
+def test_an_endpoint_does_not_start_with_a_rules_file_that_it_cannot_read(
+    toy_bundle: Path, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path)
+    settings.rules_path.write_text("ban: [")
+    with (
+        socket.socket() as http_socket,
+        pytest.raises(RulesUnread, match=r"rules\.yaml: line 1.*reco rules check"),
+    ):
+        run(Wiring(settings, MemoryStore(), observers=()), toy_bundle, None, http_socket, lambda event: None)
 
 
 def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, given: dict[str, Any]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [name for name in PROVIDERS if name != "cpu"])
-def test_a_missing_engine_is_reported_with_its_reason(teacher: Path, engine: str) -> None:
+def test_a_missing_engine_is_reported_with_its_reason(tmp_path: Path, engine: str) -> None:
     if PROVIDERS[engine] in ort.get_available_providers():
         pytest.skip(f"this build of onnxruntime has {PROVIDERS[engine]}")
     with pytest.raises(EngineMissing, match=f"this build of onnxruntime has no {PROVIDERS[engine]}"):
-        open_engine(teacher / GRAPH, engine)
+        open_engine(tmp_path / "unread.onnx", engine)
 
 
 @pytest.mark.gpu
@@ -115,10 +115,11 @@ def test_a_gpu_scores_like_the_processor(teacher: Path, shop: Path, engine: str)
 
 
 @pytest.mark.slow
-def test_optimising_fuses_operators_and_changes_no_answer(teacher: Path, shop: Path, tmp_path: Path) -> None:
+def test_optimising_fuses_operators_and_changes_no_answer(toy_line: Path, tmp_path: Path) -> None:
     import onnx
 
-    data = read_ranker_examples(shop / "examples", "calibration")
+    teacher = toy_line / "teacher"
+    data = read_ranker_examples(toy_line / "examples", "calibration")
     file = optimise(teacher / GRAPH, tmp_path / "optimised.onnx")
     np.testing.assert_allclose(
         OnnxRanker(file).scores(data), OnnxRanker(teacher / GRAPH).scores(data), atol=1e-5

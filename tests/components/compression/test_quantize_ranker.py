@@ -302,8 +302,11 @@ def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Pa
     assert four["outside_tolerance"]
 
 
-def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Path) -> None:
+def test_tuned_tables_are_stored_as_they_were_tuned(
+    fragile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tables in float32 lie on the grid of the rounding: four bits of them say the same."""
+    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     parent = read_ranker(fragile / "ranker")
     settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
@@ -318,9 +321,10 @@ def test_tuned_tables_are_stored_as_they_were_tuned(fragile: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["int4_weights", "int8_weights"])
 def test_weights_are_rounded_in_training_as_the_runtime_rounds_them(
-    fragile: Path, tmp_path: Path, name: str
+    fragile: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tuned weights lie on the runtime's own grid: rounding them again changes nothing."""
+    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
     tuned = tune(

@@ -212,10 +212,10 @@ def test_wild_features_give_a_probability(graph: OnnxRanker, held_out: RankerExa
 
 
 @slow
-def test_the_same_seed_gives_the_same_graph(teacher: Path, shop: Path, tmp_path: Path) -> None:
-    settings = {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
-    train_ranker(shop / "examples", shop / "statistics", tmp_path / "again", "dlrm", {"dlrm": settings})
-    assert read_ranker(tmp_path / "again").id == read_ranker(teacher).id
+@pytest.mark.parametrize("trained", ["dlrm"], indirect=True)
+def test_the_same_seed_gives_the_same_graph(trained: RankerArtefact, teacher: Path) -> None:
+    assert trained.path != teacher, "two trainings"
+    assert trained.id == read_ranker(teacher).id
 
 
 @slow

@@ -130,8 +130,12 @@ def test_artifacts_lie_beside_the_database(registry: Registry, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_home_that_was_copied_keeps_its_files_and_leaves_the_old_folder_alone(tmp_path: Path) -> None:
+def test_a_home_that_was_copied_keeps_its_files_and_leaves_the_old_folder_alone(
+    tmp_path: Path, migrated: Path
+) -> None:
     old, new = tmp_path / "old", tmp_path / "a new?name %20 #1"
+    old.mkdir()
+    shutil.copyfile(migrated, old / "mlflow.db")
     for name in ("b1", "b2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(name)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from components.home import Conflict
+from components.rollout.cluster import Cluster, ClusterUnreachable
 from components.rollout.manifests import source_of, weights
 from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
@@ -344,6 +345,45 @@ def test_a_deployer_that_was_ended_while_it_asked_the_registry_writes_nothing_mo
     with pytest.raises(Conflict, match="another deployer has taken over"):
         cluster.release()
     assert cluster.state()["record"]["state"] == "aborted"
+
+
+def test_a_rollback_during_the_seal_leaves_the_version_before_as_champion(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = cluster.catalogue.seal
+
+    def rolled_back_meanwhile(record: Release) -> None:
+        cluster.rollout("a person").rollback(place)
+        seal(record)
+
+    monkeypatch.setattr(cluster.catalogue, "seal", rolled_back_meanwhile)
+    with pytest.raises(Conflict, match="another deployer has taken over"):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "aborted"
+    assert cluster.catalogue.champions == ["1"]
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+
+
+def test_a_beat_whose_answer_was_lost_ends_no_release(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.rollout.release.BEAT_S", 0.02)
+    check, patch, lost = cluster.catalogue.check, Cluster.patch, threading.Event()
+
+    def long_check(record: Release) -> None:
+        assert lost.wait(30)
+        time.sleep(0.1)  # more beats are due
+        check(record)
+
+    def lose_one(self: Cluster, kind: str, *rest: Any) -> None:
+        patch(self, kind, *rest)
+        if threading.current_thread() is not threading.main_thread() and not lost.is_set():
+            lost.set()
+            raise ClusterUnreachable("the answer was lost")
+
+    monkeypatch.setattr(cluster.catalogue, "check", long_check)
+    monkeypatch.setattr(Cluster, "patch", lose_one)
+    assert cluster.release().state == "done"
 
 
 def test_a_deployer_that_was_ended_writes_nothing_more(cluster: ToyCluster) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -143,7 +144,7 @@ def test_a_damaged_segment_is_named_with_the_remedy(tmp_path: Path) -> None:
     segment = tmp_path / streamed_name(0, 0, 9)
     segment.write_bytes(b"half a segment")
     message = f"{segment.name} cannot be read .*: restore it from a backup"
-    for read in (lambda: read_archive(tmp_path), lambda: last_events(tmp_path)):
+    for read in (lambda: read_archive(tmp_path), lambda: last_events(tmp_path, {0})):
         with pytest.raises(ArchiveDamaged, match=message):
             read()
 
@@ -175,10 +176,33 @@ def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Pa
         events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
         events = events if held else ARCHIVE_SCHEMA.empty_table()
         write_segment(tmp_path, events, streamed_name(partition, first, first + 1))
-    assert last_events(tmp_path) == {0: (4, "0-4")}
+    assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
     merge_segments(tmp_path, 0, most=1)
-    assert last_events(tmp_path) == {0: (4, "0-4")}
+    assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
     assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
+
+
+def test_a_consumer_opens_no_segment_of_another_s_partition(tmp_path: Path) -> None:
+    """The other one may merge and remove it at any moment."""
+    write_segment(tmp_path, table({"event_id": "a", "version": 3}), streamed_name(0, 3, 3))
+    (tmp_path / streamed_name(1, 7, 7)).write_bytes(b"half a segment")
+    assert last_events(tmp_path, {0}) == {0: (3, "a")}
+
+
+def test_a_merge_leaves_out_forgotten_events_and_large_segments(tmp_path: Path) -> None:
+    for first, held in ((0, [0, 1, 2]), (3, [3]), (4, [4])):
+        events = table(*[{"event_id": f"e{at}", "version": at} for at in held])
+        write_segment(tmp_path, events, streamed_name(0, first, held[-1]))
+
+    def kept(events: pa.Table) -> pa.Table:
+        return events.filter(pc.not_equal(events["event_id"], "e3"))
+
+    merge_segments(tmp_path, 0, kept, most=1, whole_rows=3)
+    assert sorted(file.name for file in tmp_path.glob("*.parquet")) == [
+        streamed_name(0, 0, 2),
+        streamed_name(0, 3, 4),
+    ]
+    assert ids(read_archive(tmp_path)) == ["e0", "e1", "e2", "e4"]
 
 
 def test_segments_merged_during_a_read_are_read_again(

@@ -608,6 +608,21 @@ def test_a_damaged_row_is_rebuilt_from_the_archive(
     assert [lines(tmp_path, url, user) for user in ("ann", "bob", "eve")] == [2, 2, 1]
 
 
+def test_the_heartbeat_stops_while_a_backlog_waits(
+    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows lack what waits: they are not complete up to now."""
+    stream = alone(tmp_path, valkey[0], 0)
+    stream._beat()
+    beats: list[Any] = []
+    monkeypatch.setattr(stream._rows, "beat", lambda *given: beats.append(given))
+    most = stream_module.TURN_MESSAGES
+    for lag, count in ((None, 1), (most, 2), (most + 1, 2), (10 * most, 2), (0, 3)):
+        monkeypatch.setattr(stream, "_lag", lambda waits=lag: waits)
+        stream._beat()
+        assert len(beats) == count, lag
+
+
 def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_back(
     broker: Any, valkey: tuple[str, Any], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from components.compression.compile_ranker import TORCH
 from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression
 from tests.docs import figures
@@ -17,12 +18,16 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
 ) -> None:
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
     monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)  # how good a ranker is does not matter
+    # One of each kind: tables and layers, a sequence, trees. Each is trained in test_train_ranker.py.
+    kinds = {name: RANKERS[name] for name in ("dlrm", "sequence", "gradient_boosting")}
+    monkeypatch.setattr("pipelines.bench.compression.RANKERS", kinds)
+    monkeypatch.setattr("pipelines.bench.compression.TORCH", TORCH[:1])  # compiled: test_compile_ranker.py
     results = bench_compression(toy_training_line, tmp_path)
     board = results["rankers"]
     assert {"ensemble", "teacher dlrm", "student", "student without teachers", "pruned", "served"} <= set(
         board
     )
-    assert {f"ranker {name}" for name in RANKERS if name != "dlrm"} <= set(board)
+    assert {f"ranker {name}" for name in kinds if name != "dlrm"} <= set(board)
     assert {"pruned, int8_weights, tuned", "pruned, int4_weights, tuned"} <= set(board)
     assert len(set(results["sha256_of_export"].values())) == 1
     assert "## From teachers to one file" in figures.compression(results)

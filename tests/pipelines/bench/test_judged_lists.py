@@ -1,31 +1,34 @@
 """The lists that rankers are judged on are those that the served path ranks."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from components.evaluation.evaluate_bundle import evaluate
 from components.evaluation.metrics import summary
 from components.ranker.scoring import OnnxRanker
 from feature_repo.events import read_dataset
-from pipelines.bench.judged_lists import read_judged_lists
+from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from serving.release.bundle import load_bundle
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_served_ranker_is_judged_in_its_served_form(toy_line: Path, tmp_path: Path) -> None:
-    bundle, data = load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset")
-    lists = read_judged_lists(bundle, data, tmp_path)
+@pytest.fixture(scope="module")
+def lists(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> JudgedLists:
+    data = read_dataset(toy_line / "dataset")
+    return read_judged_lists(load_bundle(toy_line / "bundle"), data, tmp_path_factory.mktemp("lists"))
+
+
+def test_the_served_ranker_is_judged_in_its_served_form(toy_line: Path, lists: JudgedLists) -> None:
     tally = lists.judge(OnnxRanker(toy_line / "bundle" / "ranker.onnx").scores(lists.examples))
-    found = summary(tally, lists.bootstrap, len(bundle.statistics.item_ids))
-    served = evaluate(bundle, data)[0]["served"]
-    assert found == served
+    items = len(load_bundle(toy_line / "bundle").statistics.item_ids)
+    evaluation = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
+    assert summary(tally, lists.bootstrap, items) == evaluation["served"]
 
 
-def test_labels_are_the_hidden_items_that_were_retrieved(toy_line: Path, tmp_path: Path) -> None:
-    lists = read_judged_lists(load_bundle(toy_line / "bundle"), read_dataset(toy_line / "dataset"), tmp_path)
+def test_labels_are_the_hidden_items_that_were_retrieved(lists: JudgedLists) -> None:
     examples = lists.examples
     for i in (0, len(lists.tasks) // 2, len(lists.tasks) - 1):
         rows = slice(examples.start[i], examples.start[i + 1])

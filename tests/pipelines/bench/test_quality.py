@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.bench.funnel import sample
 from pipelines.bench.quality import bench_quality
 from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
+def test_the_result_files_hold_the_figures(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sources, map and ceiling are compared with numbers in test_funnel.py.
+    monkeypatch.setattr("pipelines.bench.quality.sample", lambda tasks, most=30: sample(tasks, 30))
     results = bench_quality(
         toy_line / "evaluated", toy_line / "dataset", toy_line / "retriever", tmp_path, True
     )

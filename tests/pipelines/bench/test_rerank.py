@@ -103,7 +103,11 @@ def test_the_cheapest_weights_that_reach_the_goals_are_chosen() -> None:
 
 
 @pytest.mark.slow
-def test_the_result_files_hold_the_figures(toy_line: Path, tmp_path: Path) -> None:
+def test_the_result_files_hold_the_figures(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, few in (("NOVELTIES", (0.2,)), ("LOSSES", (UNBOUNDED,)), ("SLOTS", ((10,),))):
+        monkeypatch.setattr(f"pipelines.bench.rerank.{name}", few)
     results = bench_rerank(toy_line / "evaluated", toy_line / "dataset", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rerank.json", "rerank.md"]
     assert json.loads((tmp_path / "rerank.json").read_text())["judged_on"] == results["judged_on"] > 0

@@ -1,18 +1,24 @@
 """The steps run on a synthetic shop; the result has the time of each and the quality of each precision."""
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
 
-from pipelines.bench.scale import bench_scale, lookup_shares
+from pipelines.bench.scale import TABLE_DIM, bench_scale
 from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 ITEMS = 800
 
 
-def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) -> None:
+def test_every_step_is_measured_and_every_precision_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks = multiprocessing.get_context("forkserver")  # nine new processes would each import PyTorch
+    forks.set_forkserver_preload(["pipelines.bench.scale"])
+    monkeypatch.setattr("pipelines.bench.scale.get_context", lambda kind: forks)
     results = bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
     steps = {row["step"]: row for row in results["steps"]}
     assert steps["fit_statistics"]["result"]["items"] == ITEMS  # all of them are recommended
@@ -27,13 +33,9 @@ def test_every_step_is_measured_and_every_precision_is_proven(tmp_path: Path) ->
     table = (tmp_path / "scale.md").read_text()
     assert "| build_examples |" in table
     assert "| INT4 | fp32 |" in table
-    assert [row["items"] for row in results["lookups"]] == [8, 80, 800]
+    rows = results["lookups"]
+    assert [row["items"] for row in rows] == [8, 80, 800]
+    assert [row["table_mb"] for row in rows] == [n * TABLE_DIM * 4 / 1e6 for n in (8, 80, 800)]
+    assert all(0 < row["share"] < 1 and row["ms"] > 0 for row in rows)
     assert "## Scale" in figures.scale(results)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.json", "scale.md"]
-
-
-def test_the_share_of_look_ups_is_measured_for_each_size() -> None:
-    rows = lookup_shares((100, 1_000), 16)
-    assert [row["items"] for row in rows] == [100, 1_000]
-    assert [row["table_mb"] for row in rows] == [0.0064, 0.064]
-    assert all(0 < row["share"] < 1 and row["ms"] > 0 for row in rows)

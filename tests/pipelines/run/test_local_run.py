@@ -1,5 +1,6 @@
 """Runs of a trivial pipeline under the real kfp.local."""
 
+import contextlib
 import io
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,21 @@ from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec, WiringChanged
 from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
 from pipelines.run.runs import Run, find_run, list_runs, new_run
-from pipelines.run.step_process import StepProcess
+from pipelines.run.step_process import StepProcess, StepServer
 from tests.chaos.procs import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The runs in this process share the process that forks their steps: each would import kfp.local anew."""
+    with (
+        StepServer(tmp_path_factory.mktemp("server") / "log") as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("pipelines.run.local_run.StepServer", lambda *_: contextlib.nullcontext(server))
+        yield
 
 
 def start(home: Path, spec: Spec, **arguments: Any) -> tuple[Run, str]:

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.run.graph import Outputs
@@ -110,6 +111,16 @@ def test_a_step_of_a_killed_run_does_not_stay_running(tmp_path: Path) -> None:
     run.pid = 2**22 + 1  # beyond every process id
     run.save()
     assert read_run(run.folder).steps[0].status == "stopped"
+
+
+def test_a_process_that_got_the_number_of_a_killed_one_is_another(tmp_path: Path) -> None:
+    """In a container each process that runs `reco` has the number 1."""
+    run = new_run(tmp_path, "training", {}, ["a"])
+    run.steps[0].status, run.pid = "running", os.getpid()
+    run.save()
+    before = psutil.Process().create_time() - 10
+    os.utime(run.folder / "state.json", (before, before))
+    assert read_run(run.folder).status == "stopped"
 
 
 def test_artifacts_of_older_runs_are_removed_and_their_records_stay(tmp_path: Path) -> None:

@@ -210,6 +210,28 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
             eventually(lambda: blind.state == "ready")
 
 
+def test_a_store_that_lost_its_facts_is_named(tmp_path: Path) -> None:
+    """An empty replica took over: the one that answers has read what it held."""
+    store = SqliteFactStore(tmp_path / "facts.db")
+    store.write([stock("i1", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as before:
+        empty = SqliteFactStore(tmp_path / "empty.db")
+        with closing(LiveFacts(CATALOGUE, empty)) as after:
+            assert (after.state, after.lacks(before)) == ("ready", ["fact store"])
+            empty.write([stock("i2", 3)])
+            eventually(lambda: after.lacks(before) == [])
+
+
+def test_an_item_that_costs_and_is_free_has_no_margin(tmp_path: Path) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    given = [("price", "i1", 4.0), ("cost", "i1", 2.0), ("promotion", "i1", 1.0), ("price", "i2", 0.0)]
+    store.write([Fact(f"{kind}-{item}", kind, item, value, NOW) for kind, item, value in given])
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        margins = live.margin(np.array([1, 2]), NOW, None)
+    assert margins[0] == -np.inf
+    assert np.isnan(margins[1]), "its cost is unknown"
+
+
 def test_a_store_that_breaks_between_two_pages_is_not_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from serving.checkout.checkout import Checkout
 from serving.prediction_log import PredictionLog, Trial, read_log
 from serving.schemas import Call, Request, Response
 from serving.stages.exploration import FIRST, REACH, explore
-from serving.stages.reranking import CHOSEN, PINNED, POOL, RESERVED, Ranked
+from serving.stages.reranking import ANY, CHOSEN, NEW, PINNED, POOL, REPEAT, RESERVED, Ranked
 from serving.stores.online_features import open_store
 
 K, REQUESTS = 10, 50_000
@@ -58,6 +58,15 @@ def test_each_item_is_drawn_as_often_as_its_propensity_says(draws: Draws) -> Non
             squares = ((found - expected) ** 2 / expected).sum()
             assert squares < stats.chi2.ppf(1 - CHANCE, len(at) - 1)
     assert all(np.count_nonzero(shown != ROWS) <= 1 for shown in rows)
+
+
+def test_a_place_reserved_for_a_kind_is_never_drawn_also_if_the_usual_item_is_of_the_kind() -> None:
+    reserved = np.array([ANY, ANY, REPEAT, ANY, NEW], np.int8)
+    for number in range(300):
+        rows, trial = explore(RANKED, ROWS, WHY, f"r{number}", 1.0, reserved)
+        assert trial is not None
+        assert rows[[0, 1, 2, 4]].tolist() == ROWS[[0, 1, 2, 4]].tolist()
+    assert explore(RANKED, ROWS[:3], WHY[:3], "r", 1.0, reserved)[1] is None
 
 
 def test_the_share_of_exploring_requests_is_the_setting() -> None:
