@@ -198,8 +198,8 @@ def run(
         if fault := recommender.facts.rules_fault:
             recommender.facts.close()
             raise RulesUnread(
-                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no earlier rules to "
-                "keep, and would offer the items that they ban: mend the file, `reco rules check` names each line"
+                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no rules of before "
+                "and would offer banned items: mend the file, `reco rules check` names each line"
             )
         _show(recommender)
         checkout = wiring.checkout(recommender)

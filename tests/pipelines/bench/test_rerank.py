@@ -21,6 +21,7 @@ from pipelines.bench.rerank import (
     frontier,
     judge,
 )
+from serving.stages.reranking import UNBOUNDED
 
 
 def task(hidden: list[int], before: list[bool]) -> Task:
