@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -40,6 +41,7 @@ from monitoring.windows import (
     log_tables,
     purchases,
 )
+from serving.errors import BundleInvalid
 from serving.prediction_log import read_log
 from serving.release.bundle import read_manifest
 from serving.release.champion import read_champion
@@ -111,21 +113,21 @@ def drift_of_log(
     """Compare the answers that a bundle gave in a window with those of its evaluation, or of another window.
 
     Args:
-        bundle: the directory of the bundle; answers of other bundles are left out.
+        bundle: the directory of the bundle; answers of bundles with another ranker are left out.
         log_dir: the prediction log.
         window: the stretch of time under test.
         reference: another stretch of the log; by default the records that the bundle holds.
         report: where to write the HTML report, if at all.
         quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
     """
-    bundle_id = str(read_manifest(bundle)["bundle_id"])
+    bundle_id, alike = str(read_manifest(bundle)["bundle_id"]), bundles_alike(bundle)
     if reference is None:
         expected, compared = bundle_log(bundle), f"answers of bundle {bundle_id} with its evaluation"
         reference = _span(expected["answered_at"].to_pandas())
     else:
-        expected, _ = _answers_of(bundle_id, log_dir, reference)
+        expected, _ = _answers_of(alike, log_dir, reference)
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
-    read = lru_cache(maxsize=1)(partial(_answers_of, bundle_id, log_dir))
+    read = lru_cache(maxsize=1)(partial(_answers_of, alike, log_dir))
     others, categories = read(window)[1], bundle_categories(bundle)
     embeddings = Embeddings.of(bundle).with_regions(*basket_lines(expected))
     compared += f" ({others} answers of other bundles left out)" if others else ""
@@ -359,10 +361,25 @@ def _schema_change(row: ColumnDrift, current: pd.Series | None, reference: pd.Se
     return ""
 
 
-def _answers_of(bundle_id: str, log_dir: Path, window: Window) -> tuple[pa.Table, int]:
-    """Return the records of one bundle, and the number of records of other bundles."""
+def bundles_alike(bundle: Path) -> set[str]:
+    """Return the ids of the bundles beside one that have its ranker, its own among them.
+
+    A nightly refresh makes another bundle, whose lists and scores can be compared with those of before.
+    """
+    own = read_manifest(bundle)
+    alike, ranker = {str(own["bundle_id"])}, own["files"].get("ranker.onnx")
+    for other in bundle.parent.iterdir() if ranker else ():
+        with contextlib.suppress(BundleInvalid):  # another folder, or a bundle that nothing can open
+            manifest = read_manifest(other)
+            if manifest["files"].get("ranker.onnx") == ranker:
+                alike.add(str(manifest["bundle_id"]))
+    return alike
+
+
+def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa.Table, int]:
+    """Return the records of some bundles, and the number of records of others."""
     records = read_log(log_dir, window.since, window.until)
-    own = records.filter(pc.equal(records["bundle_id"], bundle_id))
+    own = records.filter(pc.is_in(records["bundle_id"], pa.array(sorted(bundle_ids))))
     return own, len(records) - len(own)
 
 

@@ -9,7 +9,7 @@ expensive than it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -204,15 +204,18 @@ def concept_drift(drops: list[Drop], window: Window) -> DriftVerdict | None:
     return DriftVerdict(status, said, compared, window, Window(), (), since=window.since)
 
 
-def fit_drops(sessions: pd.DataFrame, until: pd.Timestamp, hours: float) -> list[Drop]:
+def fit_drops(
+    sessions: pd.DataFrame, until: pd.Timestamp, hours: float, alike: Collection[str] = ()
+) -> list[Drop]:
     """Compare how well lists fit the baskets that followed; within the newest bundle, see `find_drops`.
 
-    A new bundle scores on a scale of its own.
+    A new ranker scores on a scale of its own. Bundles in `alike` have one ranker, see `drift.bundles_alike`.
     """
     if not len(sessions):
         return []
     newest = sessions.loc[sessions["at"].idxmax(), "bundle_id"]
-    return find_drops(sessions[sessions["bundle_id"] == newest], until, hours, CONCEPT)
+    own = sessions["bundle_id"].isin(alike if newest in alike else [newest])
+    return find_drops(sessions[own], until, hours, CONCEPT)
 
 
 def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.archive import EVENTS, read_archive
+from monitoring.drift import bundles_alike
 from monitoring.kpi import (
     CUTS,
     AtRisk,
@@ -28,7 +29,9 @@ from monitoring.kpi import (
     summarise_by,
 )
 from monitoring.sessions import asked_at, make_sessions
+from serving.errors import BundleInvalid, NoChampion
 from serving.prediction_log import read_log
+from serving.release.champion import read_champion
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 
@@ -90,7 +93,7 @@ def read_earnings(
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > asked.max() - HOUR]
     ends = min(until, asked.max())
-    drops, fit = find_drops(sessions, ends, hours), fit_drops(sessions, ends, hours)
+    drops, fit = find_drops(sessions, ends, hours), fit_drops(sessions, ends, hours, _alike(settings.home))
     if drifted_since is None and any(drop.dropped for drop in fit):
         drifted_since = ends - pd.Timedelta(hours=hours)
     cost = None if drifted_since is None else cost_since(sessions, pd.Timestamp(drifted_since), per_hour)
@@ -104,6 +107,14 @@ def read_earnings(
         drops=[*drops, *fit],
         drift_cost=cost,
     )
+
+
+def _alike(home: Path) -> set[str]:
+    """Return the ids of the bundles with the champion's ranker; none without a champion."""
+    try:
+        return bundles_alike(read_champion(home).bundle(home))
+    except (NoChampion, BundleInvalid):
+        return set()
 
 
 def read_purchases(home: Path, dataset: Path | None) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 
 from feature_repo.errors import CHECK_FAILED, CONFLICT, RecoError
 from feature_repo.stream.archive import EVENTS
-from monitoring.drift import drift_of_events, drift_of_log
+from monitoring.drift import bundles_alike, drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
 from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
 from monitoring.kpi import KPI_HOURS, concept_drift
@@ -162,10 +162,10 @@ def _purchases(settings: Settings) -> DriftVerdict:
 
 
 def _answered_jumps(settings: Settings) -> list[Jump] | None:
-    """Compare the items of a day's lists with the days before; another bundle shows other items."""
-    now, champion = datetime.now(UTC), read_champion(settings.home)
+    """Compare the items of a day's lists with the days before; another ranker shows other items."""
+    now, alike = datetime.now(UTC), bundles_alike(read_champion(settings.home).bundle(settings.home))
     answers = read_log(settings.prediction_log_dir, now - (WINDOWS + 1) * DAY, features=False)
-    answers = answers.filter(pc.equal(answers["bundle_id"], champion.bundle_id))
+    answers = answers.filter(pc.is_in(answers["bundle_id"], pa.array(sorted(alike))))
     row = pc.list_parent_indices(answers["item_ids"])
     items, at = pc.list_flatten(answers["item_ids"]).dictionary_encode(), answers["answered_at"].take(row)
     return find_jumps(pa.table({"unit": row, "item_id": items, "at": at}).to_pandas(), now, DAY)

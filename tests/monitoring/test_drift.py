@@ -14,6 +14,7 @@ from monitoring.drift import (
     LEAST_UNITS,
     LOOK_BACK,
     DriftFound,
+    bundles_alike,
     compare,
     drift_of_events,
     drift_of_log,
@@ -25,8 +26,9 @@ from monitoring.drift import (
 from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
 from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record
-from serving.release.bundle import read_manifest
+from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
 from serving.release.champion import Champion, write_champion
+from serving.stages.retrieval import Quotas
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]
@@ -287,6 +289,20 @@ def test_answers_of_other_bundles_are_left_out(
     verdict = drift_of_log(bundle, path, Window(), quick=True)
     assert verdict.status == "ok"
     assert "(300 answers of other bundles left out)" in verdict.compared
+
+
+def test_answers_of_a_refreshed_bundle_are_those_of_its_ranker(tmp_path: Path) -> None:
+    ids = {}
+    for name, ranker in (("first", "same"), ("refreshed", "same"), ("trained", "other")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "ranker.onnx").write_text(ranker)
+        (folder / "counts").write_text(name)
+        settings = RankingSettings(Quotas(), 1.0)
+        ids[name] = seal_bundle(folder, cut="2024-01-01", settings=settings, made_from={})
+    (tmp_path / "half").mkdir()
+    assert bundles_alike(tmp_path / "refreshed") == {ids["first"], ids["refreshed"]}
+    assert bundles_alike(tmp_path / "trained") == {ids["trained"]}
 
 
 def test_an_earlier_window_of_the_log_can_be_the_reference(

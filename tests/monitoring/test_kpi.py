@@ -179,6 +179,16 @@ def test_answers_to_strangers_alone_are_no_verdict() -> None:
     assert (len(sessions), fit_drops(sessions, FOREVER, 24)) == (0, [])
 
 
+def test_bundles_with_one_ranker_are_compared_with_each_other() -> None:
+    """As after a nightly refresh: the newest bundle alone has one night."""
+    sessions = _sessions(50_000, weeks=10.0, degraded=0.0)
+    until = START + pd.Timedelta(weeks=10)
+    days = ((sessions["at"] - START) / pd.Timedelta(days=1)).astype(int)
+    nightly = sessions.assign(bundle_id=days.astype(str))
+    assert fit_drops(nightly, until, 24) == []
+    assert {drop.figure for drop in fit_drops(nightly, until, 24, set(nightly["bundle_id"]))} == {*CONCEPT}
+
+
 def test_a_short_history_has_no_drops() -> None:
     assert find_drops(_sessions(5_000, weeks=4.0), START + pd.Timedelta(weeks=4), 24) == []
 

@@ -211,7 +211,7 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
 
 
 def test_a_store_that_lost_its_facts_is_named(tmp_path: Path) -> None:
-    """An empty replica took over: the one that answers has read what it held."""
+    """An empty replica took over: the one that answers has read the facts of before."""
     store = SqliteFactStore(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as before:
