@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def visible(bench: FeatureBench) -> dict[str, Any]:
                 time.sleep(PROBE_S)
                 continue
             seen = sent
-            wait_for(lambda event=sent: shown(event), "the event is in its shopper's row", look_s=PROBE_S)
+            wait_for(partial(shown, sent), "the event is in its shopper's row", look_s=PROBE_S)
             took.append((time.perf_counter() - sent_at[sent]) * 1e3)
 
     def shown(event: int) -> bool:
