@@ -43,8 +43,8 @@ from monitoring.windows import (
 )
 from serving.errors import BundleInvalid
 from serving.prediction_log import read_log
-from serving.release.bundle import read_manifest
 from serving.release.champion import read_champion
+from serving.release.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from feature_repo.events import Dataset, merge_lines
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.prediction_log import feature_names, feature_rows
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 from serving.stages.item_index import read_faiss
 
 DAY = timedelta(days=1)

@@ -28,7 +28,7 @@ from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
 from serving.checkout.remote_ranker import RemoteRanker
 from serving.errors import FactsUnavailable, RulesUnread
-from serving.metrics import BUNDLE, BUNDLE_CUT_AT
+from serving.metrics import BUNDLE, BUNDLE_CUT_AT, FACTS_READ_AT
 from serving.observe.request_log import RequestLog
 from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
@@ -193,6 +193,7 @@ def run(
     began = time.monotonic() if began is None else began
     with wiring.cleanup as cleanup:
         sys.setswitchinterval(SWITCH_S)
+        FACTS_READ_AT.set(time.time())  # facts that are never read grow old from now on
         recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
         if fault := recommender.facts.rules_fault:
@@ -258,7 +259,8 @@ class Swap:
         try:
             if lacks := loaded.facts.lacks(before.facts):
                 raise FactsUnavailable(
-                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read again"
+                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read again, or "
+                    "is empty now"
                 )
             self._door.on_loop(take_over)
         except BaseException:

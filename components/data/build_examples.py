@@ -190,7 +190,7 @@ def build_examples(
         The number of retriever baskets, ranker lists and ranker rows.
 
     Raises:
-        ValueError: too little history before the cut to build one window, or to calibrate on.
+        ValueError: too little history before the cut to build one window.
     """
     settings = read_params(ExampleParams, params)
     end = pd.Timestamp(cut)
@@ -235,14 +235,9 @@ def build_examples(
     calibration = _concatenate_lists([part[2] for part in parts])
     if len(train.start) < 2:
         raise ValueError(
-            f"no basket of the training windows gives an example: a basket needs "
+            "no basket of the training windows gives an example: a basket needs "
             f"{MIN_BASKET_ITEMS} catalogue items or more, one of which is found when it is hidden; "
             "bring larger baskets or more history"
-        )
-    if len(calibration.start) < 2:
-        raise ValueError(
-            f"no basket of the last {WINDOW.days} days before {cut} is held out to calibrate on: "
-            "raise calibration_ratio or bring more users"
         )
     write_arrays(examples / "retriever", retriever)
     write_arrays(examples / "ranker_train", train)

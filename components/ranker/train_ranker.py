@@ -56,7 +56,7 @@ def train_ranker(
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
-        ValueError: there is no ranker of that name.
+        ValueError: no list is held out, or there is no ranker of that name.
     """
     settings = read_ranker_params(params).get(model)
     leads = join_workers()
@@ -67,6 +67,8 @@ def train_ranker(
         return {"model": model}
     data = read_ranker_examples(examples, "train")
     held_out = read_ranker_examples(examples, "calibration")
+    if len(held_out.label) == 0:
+        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
     shape = read_shape(examples, statistics)
     cost = Cost()
     torch.manual_seed(settings.seed)

@@ -13,13 +13,14 @@ protects that one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,8 +46,9 @@ from components.release.signing import sign
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
-from serving.release.bundle import SIGNATURE_FILES, read_manifest, verify_files
+from serving.release.bundle import SIGNATURE_FILES, verify_files
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.release.signatures import check_signed
 
 log = logging.getLogger(__name__)
@@ -324,19 +326,12 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     registry.complete()
     write_head(home, registry.model_name, line)
     path = _fetch(registry, home, version).relative_to(home)
-    try:
-        now = read_champion(home)
-        if (now.version, now.bundle_id, now.model_name) == (
-            version.version,
-            version.bundle_id,
-            registry.model_name,
-        ):
-            return
-    except NoChampion:
-        pass
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()
     )
+    with contextlib.suppress(NoChampion):
+        if replace(read_champion(home), promoted_at=champion.promoted_at) == champion:
+            return
     write_champion(home, champion)
 
 

@@ -13,8 +13,9 @@ from components.release.model_card import model_card
 from components.release.registry import CHALLENGER, Registry
 from feature_repo.atomic_files import read_regular
 from serving.errors import BundleInvalid
-from serving.release.bundle import read_manifest, verify_files
+from serving.release.bundle import verify_files
 from serving.release.golden import read_golden
+from serving.release.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from feature_repo.atomic_files import read_regular, write_file
-from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES, read_manifest
+from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES
+from serving.release.manifest import read_manifest
 from serving.release.signatures import (
     ALGORITHM,
     MAX_BYTES,

@@ -139,6 +139,8 @@ class Observer:
         of this bundle, and give an anonymous basket's items their recorded scores. An answer below the rung
         `full`, as a busy machine gives, has other scores: the request is asked again at the next look.
         """
+        if not self._gateway:
+            return Observed(fault="golden requests need a gateway: the route names no host, give --gateway")
         headers = {SLOT_HEADER: record.canary, "content-type": "application/json"}
         if self._token:
             headers["authorization"] = f"Bearer {self._token}"

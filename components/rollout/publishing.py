@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from components.home import Conflict
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
-from serving.release.bundle import SIGNATURE_FILES, read_manifest
+from serving.release.bundle import SIGNATURE_FILES
+from serving.release.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -269,11 +269,13 @@ class Rollout:
     def _own(self) -> Document:
         """Return the route, if its record is still the one that this deployer knows."""
         route = self._cluster.get("HTTPRoute", ROUTE)
+        found = _annotation(route)
         # The API may have taken the last patch although its answer was lost.
-        if _annotation(route) not in (self._written, self._sent):
+        if found not in (self._written, self._sent):
             raise Conflict(
                 "another deployer has taken over this release, or ended it: see `reco release --status`"
             )
+        self._written = found
         return route
 
     def _run(self, record: Release, asked: bool = False) -> Release:

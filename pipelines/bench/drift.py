@@ -25,7 +25,7 @@ from pipelines.bench.injected_drift import (
     share_power,
 )
 from pipelines.bench.report import fixed, percent, picture, table, write_report
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 

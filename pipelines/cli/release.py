@@ -232,7 +232,8 @@ def sign(context: Context, bundle: str, key: Path, image: str, tracking_uri: str
     import tempfile
 
     from components.release.signing import sign as sign_bundle
-    from serving.release.bundle import SIGNATURE_FILES, read_manifest, verify_files
+    from serving.release.bundle import SIGNATURE_FILES, verify_files
+    from serving.release.manifest import read_manifest
 
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(bundle)

@@ -49,7 +49,7 @@ from pipelines.drills.system import (
 from pipelines.live.slots import SERVER
 from pipelines.live.small_cluster import SmallCluster, small_cluster
 from serving.client.client import DEADLINE_MS
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)

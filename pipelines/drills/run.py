@@ -47,7 +47,7 @@ from pipelines.drills.system import (
 )
 from pipelines.live.monitors import Monitors, Programs, pages_of, watched
 from serving.client.client import DEADLINE_MS
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 

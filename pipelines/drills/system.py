@@ -30,8 +30,9 @@ from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
 from pipelines.live.ports import free_port
 from serving.release.best_sellers import write_best_sellers
-from serving.release.bundle import load_bundle, read_manifest, seal_bundle
+from serving.release.bundle import load_bundle, seal_bundle
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD
 

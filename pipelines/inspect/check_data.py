@@ -15,7 +15,7 @@ from feature_repo.statistics import read_statistics
 from pipelines.tables import table
 
 SHOWN = 10  # refused rows in the text; the document has all
-ENOUGH = 100_000  # purchased lines whose shoppers give examples here
+ENOUGH, ENOUGH_USERS = 100_000, 200  # lines, and shoppers, that give examples here
 COUNTS = ("rows", "users", "baskets", "items", "first_at", "last_at", "timezone")
 
 
@@ -37,7 +37,7 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
             found["cut"] = ingest_events(data, dataset, 1.0, train_until)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
             found |= {name: manifest[name] for name in COUNTS}
-            found["stops"] = _why_a_step_stops(dataset, found["cut"], found["rows"])
+            found["stops"] = _why_a_step_stops(dataset, found)
         except TooManyRefused as error:  # no row is valid
             found["rows"], refused_rows = 0, error.quarantine
         with refused_rows.open(encoding="utf-8") as lines:
@@ -53,17 +53,22 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
     }
 
 
-def _why_a_step_stops(dataset: Path, cut: str, rows: int) -> str:
+def _why_a_step_stops(dataset: Path, found: dict[str, Any]) -> str:
     """Fit statistics, build one window's examples and test baskets; return why a run would stop, or ""."""
     from components.data.build_examples import build_examples
     from components.data.fit_statistics import fit_statistics, purchases_of
     from components.evaluation.evaluate_bundle import tasks_after
 
-    statistics = dataset.parent / "statistics"
-    params = {"windows": 1, "masks": 1, "user_ratio": min(1.0, ENOUGH / rows)}
+    statistics, cut = dataset.parent / "statistics", found["cut"]
+    share = max(ENOUGH / found["rows"], ENOUGH_USERS / found["users"])
+    params = {"windows": 1, "masks": 1, "user_ratio": min(1.0, share)}
     try:
         fit_statistics(dataset, statistics, cut)
-        build_examples(dataset, statistics, dataset.parent / "examples", cut, params)
+        counts = build_examples(dataset, statistics, dataset.parent / "examples", cut, params)
+        if not counts["calibration_lists"]:
+            raise ValueError(
+                f"no basket of the last four weeks before {cut} is held out to calibrate on: bring more users"
+            )
         purchases = purchases_of(read_dataset(dataset).events)
         tasks_after(purchases, read_statistics(statistics), pd.Timestamp(cut))
     except ValueError as error:

@@ -25,8 +25,9 @@ from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
 from pipelines.run.runs import champions_run, list_runs
 from serving.errors import BundleInvalid, NoChampion
-from serving.release.bundle import read_manifest, verify_files
+from serving.release.bundle import verify_files
 from serving.release.champion import Champion, read_champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings, unknown_variables, variable
 
 PYTHONS = ((3, 11), (3, 14))
@@ -185,8 +186,8 @@ def _cure(home: Path, champion: Champion) -> str:
 
     The registry replaces damaged files. Files that are as their manifest says came from other code.
     """
-    bundle = home / champion.path
     try:
+        bundle = champion.bundle(home)
         verify_files(bundle, read_manifest(bundle))
     except BundleInvalid:
         if (home / "mlflow.db").is_file():

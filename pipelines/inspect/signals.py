@@ -75,8 +75,7 @@ def _states(samples: Samples, now: float) -> Iterator[tuple[str, str]]:
     age_s = {
         name: now - min(value for _, value in rows)
         for name, rows in samples.items()
-        if name.endswith("_timestamp_seconds")
-        and (name == "reco_facts_read_timestamp_seconds" or all(value > 0 for _, value in rows))
+        if name.endswith("_timestamp_seconds") and all(value > 0 for _, value in rows)
     }
     if (silent_s := values.get("reco_features_age_seconds", 0.0)) > 120:
         yield "FeaturesStale", f"the stream has been silent for {silent_s:,.0f} s"

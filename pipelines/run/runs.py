@@ -222,7 +222,7 @@ def champions_run(home: Path) -> Run | None:
 
 def _lineage(home: Path, bundle_id: str) -> Iterator[str]:
     """Yield a bundle's id and those of its ancestors, as far as the home holds them."""
-    from serving.release.bundle import read_manifest
+    from serving.release.manifest import read_manifest
 
     while is_name(bundle_id):
         yield bundle_id

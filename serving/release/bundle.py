@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.atomic_files import is_part, read_regular, write_file
+from feature_repo.atomic_files import is_part, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -40,6 +40,7 @@ from feature_repo.schema import (
 )
 from feature_repo.statistics import Statistics, read_statistics, read_vocabulary
 from serving.errors import BundleInvalid
+from serving.release.manifest import bundle_id_of, read_manifest
 from serving.schemas import DEFAULT_PROFILE
 from serving.stages.item_index import ItemIndex, read_item_index
 from serving.stages.onnx_runtime import ort
@@ -48,7 +49,6 @@ from serving.stages.reranking import NO_RARITY, UNBOUNDED, exposure_weights, ite
 from serving.stages.retrieval import Quotas
 
 INDEX_REPORT = "index.json"
-MAX_MANIFEST_BYTES = 16 << 20  # one takes 6 KB
 SIGNATURE_FILES = SIGNATURE_FILE, PROVENANCE_FILE = "bundle.sig", "provenance.sig"
 NEW_VECTORS, REMOVED_ITEMS = "new_items.npy", "removed_items.npy"
 REQUIRED = (
@@ -160,40 +160,9 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
         "made_from": made_from,
         "files": files,
     }
-    bundle_id = _bundle_id(body)
+    bundle_id = bundle_id_of(body)
     write_file(path / "manifest.json", json.dumps({"bundle_id": bundle_id, **body}, indent=1, sort_keys=True))
     return bundle_id
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest after checking that it describes itself truly.
-
-    Raises:
-        BundleInvalid: no manifest, not JSON, not a bundle, or its id does not match its content.
-    """
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise BundleInvalid(
-            f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(read_regular(file, MAX_MANIFEST_BYTES))
-        body = {
-            name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")
-        }
-        found = _bundle_id(body)
-        stated = manifest["bundle_id"]
-        whole = isinstance(body["settings"], dict) and all(isinstance(v, str) for v in body["files"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleInvalid(
-            f"{file} is not a bundle manifest ({error.__class__.__name__}: {error})"
-        ) from error
-    if body["kind"] != "bundle" or found != stated or not whole:
-        raise BundleInvalid(
-            f"{file} says it is {str(body['kind'])!r:.40} {str(stated)!r:.40}, its content is {found}: "
-            "fetch the bundle again"
-        )
-    return manifest
 
 
 def verify_files(path: Path, manifest: dict[str, Any]) -> None:
@@ -399,7 +368,3 @@ def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _bundle_id(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

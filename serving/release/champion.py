@@ -10,6 +10,7 @@ from pathlib import Path
 from feature_repo.atomic_files import read_regular, write_file
 from feature_repo.ids import is_path
 from serving.errors import BundleInvalid, NoChampion
+from serving.release.manifest import read_manifest
 
 FILE = "champion.json"
 MAX_BYTES = 65_536
@@ -32,10 +33,6 @@ class Champion:
         Raises:
             BundleInvalid: another bundle lies there, or none.
         """
-        from serving.release.bundle import (
-            read_manifest,  # ONNX Runtime, which a reader of the pointer needs not
-        )
-
         path = home / self.path
         if (found := read_manifest(path)["bundle_id"]) != self.bundle_id:
             raise BundleInvalid(f"{path} is bundle {found}, expected {self.bundle_id}: promote it again")

@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from feature_repo.atomic_files import is_part, read_regular
 from serving.errors import BundleInvalid
-from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES, read_manifest
+from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES
+from serving.release.manifest import read_manifest
 
 PAYLOAD = "application/vnd.in-toto+json"
 SIGNATURE, PROVENANCE = "https://model_signing/signature/v1.0", "https://slsa.dev/provenance/v1"

@@ -30,8 +30,9 @@ import numpy as np
 from feature_repo.ids import is_id
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import _bundle_id, load_bundle, read_manifest, seal_bundle
+from serving.release.bundle import load_bundle, seal_bundle
 from serving.release.golden import read_golden, write_golden
+from serving.release.manifest import bundle_id_of, read_manifest
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
 
@@ -186,12 +187,12 @@ def resealed_manifest(bundle: Path, name: str, content: bytes) -> bytes:
     if name == "manifest.json":
         try:
             manifest = json.loads(content)
-            return json.dumps({**manifest, "bundle_id": _bundle_id(_body(manifest))}).encode()
+            return json.dumps({**manifest, "bundle_id": bundle_id_of(_body(manifest))}).encode()
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return content
     manifest = json.loads((bundle / "manifest.json").read_bytes())
     manifest["files"][name] = hashlib.sha256(content).hexdigest()
-    return json.dumps({**manifest, "bundle_id": _bundle_id(_body(manifest))}).encode()
+    return json.dumps({**manifest, "bundle_id": bundle_id_of(_body(manifest))}).encode()
 
 
 def _body(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -483,8 +483,8 @@ def hostile_store() -> Iterator[tuple[str, dict[bytes, bytes]]]:
 @contextlib.contextmanager
 def endpoint(folder: Path) -> Iterator[Target]:
     """Start an endpoint that follows a home with the toy bundle and asks the hostile store."""
-    from serving.release.bundle import read_manifest
     from serving.release.champion import Champion, write_champion
+    from serving.release.manifest import read_manifest
     from serving.settings import Settings
     from tests.serving.conftest import build_bundle, start
 

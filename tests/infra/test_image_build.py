@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 from tests.programs import unguarded
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,8 @@ from feature_repo.events import Dataset, write_dataset
 from feature_repo.schema import FRESH
 from feature_repo.statistics import ARRAYS, Statistics, write_statistics
 from serving.prediction_log import Record, records_to_table
-from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.bundle import RankingSettings, seal_bundle
+from serving.release.manifest import read_manifest
 from serving.schemas import Recommendation, Request, Response
 from serving.stages.retrieval import Quotas
 

@@ -234,7 +234,6 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     # The first of the two holds the other back.
     "old rows": ({STALE: "0+1500x300"}, {"FeaturesStale", "CheckoutDegraded"}),
     "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
-    "facts never read": ({f'reco_facts_read_timestamp_seconds{{{JOB},pod="b"}}': "0x300"}, {"FactsStale"}),
     "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
     "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),
     "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-5999999x300"}, {"BundleOld"}),

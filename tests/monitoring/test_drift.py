@@ -26,8 +26,9 @@ from monitoring.drift import (
 from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
 from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record
-from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
 
 Events = Callable[..., pd.DataFrame]

@@ -9,8 +9,8 @@ from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
 
 from pipelines.run.graph import Spec, read_spec
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 
 step = partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 

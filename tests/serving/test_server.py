@@ -21,8 +21,8 @@ import pytest
 
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.server import end_with, serve
 from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening

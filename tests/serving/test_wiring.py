@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from components.release.signing import sign
 from serving.answer.recommender import open_bundle
@@ -87,8 +89,12 @@ def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -
     store = MemoryStore()
     wiring = Wiring(Settings(home=tmp_path), store, open_bundle=open_counted, door=door, observers=())
     wiring.cleanup.callback(closed.append, "store")
+    began = time.time()
     with socket.socket() as http_socket:
         run(wiring, toy_bundle, None, http_socket, events.append)
+    found = REGISTRY.get_sample_value("reco_facts_read_timestamp_seconds")
+    assert found is not None
+    assert found >= began, "a store that never answers grows old from the start"
     assert opened == [toy_bundle]
     assert closed == ["store"]
     [event] = events
@@ -105,7 +111,7 @@ def test_an_endpoint_does_not_start_with_a_rules_file_that_it_cannot_read(
     settings.rules_path.write_text("ban: [")
     with (
         socket.socket() as http_socket,
-        pytest.raises(RulesUnread, match=r"rules\.yaml: line 1.*reco rules check"),
+        pytest.raises(RulesUnread, match=r"rules\.yaml: line \d.*reco rules check"),
     ):
         run(Wiring(settings, MemoryStore(), observers=()), toy_bundle, None, http_socket, lambda event: None)
 

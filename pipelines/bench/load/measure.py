@@ -46,8 +46,8 @@ from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
 from pipelines.bench.load.trials import OVERLOAD, OVERLOAD_CONNECTIONS, basket_lengths, memory_growth
 from pipelines.bench.report import write_report
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)

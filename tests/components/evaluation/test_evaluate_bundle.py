@@ -12,7 +12,8 @@ from components.evaluation.evaluate_bundle import evaluate_bundle
 from components.evaluation.nightly import Nightly
 from serving.answer.recommender import Recommender
 from serving.prediction_log import Record
-from serving.release.bundle import load_bundle, read_manifest
+from serving.release.bundle import load_bundle
+from serving.release.manifest import read_manifest
 from serving.schemas import Request
 from serving.stores.online_features import open_store
 

@@ -14,6 +14,8 @@ from components.data.examples import (
     ContractViolation,
     RankerExamples,
     read_ranker_examples,
+    write_arrays,
+    write_manifest,
 )
 from components.hyper_parameters import RANKERS, RankerParams, read_ranker_params, reads
 from components.models.dlrm import Dlrm
@@ -271,6 +273,17 @@ def test_a_parameter_that_a_ranker_does_not_read_is_refused(given: dict[str, Any
 def test_a_training_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected more than 0"):
         read_params(RankerParams, {name: 0})
+
+
+def test_without_a_held_out_list_nothing_is_trained(shop: Path, tmp_path: Path) -> None:
+    write_arrays(tmp_path / "ranker_train", read_ranker_examples(shop / "examples", "train"))
+    data = read_ranker_examples(shop / "examples", "calibration")
+    none = {name: array[:0] for name, array in vars(data).items() if name != "start"}
+    write_arrays(tmp_path / "ranker_calibration", RankerExamples(**none, start=np.zeros(1, np.int64)))
+    write_manifest(tmp_path, params={})
+    with pytest.raises(ValueError, match="no list is held out to calibrate on"):
+        train_ranker(tmp_path, shop / "statistics", tmp_path / "out", "dlrm", {})
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_shape_follows_from_the_data(shop: Path) -> None:

@@ -23,8 +23,9 @@ from components.home import Conflict
 from components.release.promote_bundle import promote_bundle, rollback, verified_history
 from components.release.registry import CHAMPION, Registry, default_tracking_uri
 from feature_repo.errors import RecoError
-from serving.release.bundle import read_manifest, verify_files
+from serving.release.bundle import verify_files
 from serving.release.champion import read_champion
+from serving.release.manifest import read_manifest
 from tests.components.conftest import as_planned
 
 NAME = "recommender"

@@ -13,7 +13,8 @@ from components.parameters import read_params
 from components.release.assemble_bundle import NEW_AMONG, NEW_GAINS, assemble_bundle, choose_new_gain
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import verify_golden
-from serving.release.bundle import load_bundle, read_manifest
+from serving.release.bundle import load_bundle
+from serving.release.manifest import read_manifest
 
 
 @pytest.mark.slow

@@ -32,9 +32,10 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import SIGNATURE_FILES, load_bundle, read_manifest
+from serving.release.bundle import SIGNATURE_FILES, load_bundle
 from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
+from serving.release.manifest import read_manifest
 from serving.stores.online_features import MemoryStore
 from tests.serving.signed import write_keys
 

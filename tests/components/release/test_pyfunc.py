@@ -10,8 +10,8 @@ import pytest
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, default_tracking_uri
 from pipelines.inspect.ask import evaluation_requests
-from serving.release.bundle import read_manifest
 from serving.release.golden import read_golden
+from serving.release.manifest import read_manifest
 from serving.schemas import Recommendation, RequestBody, Response
 from tests.pipelines.cli.conftest import answered, reco
 from tests.pipelines.conftest import toy_home

@@ -9,7 +9,8 @@ from components.ranker.certificate import ParityFailed
 from components.release.register_bundle import read_certificates, register_bundle
 from components.release.registry import Registry
 from serving.errors import BundleInvalid
-from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.bundle import RankingSettings, seal_bundle
+from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
 
 

@@ -18,8 +18,9 @@ from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
 from feature_repo.stream.erasure import Forgotten, forget
 from serving.answer.recommender import Recommender, open_recommender
-from serving.release.bundle import load_bundle, read_manifest
+from serving.release.bundle import load_bundle
 from serving.release.golden import read_golden
+from serving.release.manifest import read_manifest
 from serving.schemas import Request
 from serving.stages.item_index import FaissTower
 from serving.stores.online_features import MemoryStore

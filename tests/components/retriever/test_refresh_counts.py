@@ -11,7 +11,8 @@ from components.retriever.refresh_counts import refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
 from feature_repo.schema import DENSE_NAMES, FRESH
 from serving.answer.recommender import Recommender
-from serving.release.bundle import load_bundle, read_manifest
+from serving.release.bundle import load_bundle
+from serving.release.manifest import read_manifest
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore
 

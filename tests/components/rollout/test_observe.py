@@ -40,6 +40,14 @@ def test_a_slot_is_proven_when_its_pods_and_its_golden_answers_are_right(cluster
     assert other.fault == "a pod of blue answers with bundle b1"
 
 
+def test_without_a_gateway_golden_requests_are_a_fault_at_once(cluster: ToyCluster) -> None:
+    watch = observer(cluster)
+    watch._gateway = ""
+    found = watch.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+    assert "the route names no host, give --gateway" in found.fault
+    assert watch.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=False).done
+
+
 @pytest.mark.parametrize(
     ("document", "says"),
     [

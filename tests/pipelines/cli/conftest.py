@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pipelines.cli.shell import main
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.shop.fact_store import open_fact_store
 from tests.conftest import make_row
 from tests.pipelines.conftest import toy_home

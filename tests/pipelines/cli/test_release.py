@@ -9,7 +9,7 @@ import pytest
 from components.home import locked
 from components.release.history import Promotion
 from components.release.registry import Registry, default_tracking_uri
-from serving.release.bundle import read_manifest
+from serving.release.manifest import read_manifest
 from serving.release.signatures import check_signed
 from tests.pipelines.cli.conftest import reco
 from tests.serving.signed import sealed, write_keys

@@ -11,19 +11,8 @@ import pytest
 from components.home import Conflict
 from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
-from serving.release.bundle import RankingSettings, seal_bundle
-from serving.release.champion import Champion, write_champion
-from serving.stages.retrieval import Quotas
+from tests.champions import promote_sealed
 from tests.pipelines.cli.conftest import answered, reco
-
-
-def promote_empty(home: Path) -> None:
-    """Make a sealed bundle without any file the champion of a home."""
-    place = home / "bundles" / "good"
-    place.mkdir(parents=True)
-    settings = RankingSettings(Quotas(), 1.0)
-    bundle_id = seal_bundle(place, cut="2024-01-01", settings=settings, made_from={})
-    write_champion(home, Champion(bundle_id, "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +30,7 @@ def test_drift_reports_the_outcome_of_the_retraining(
         return outcome
 
     verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
-    promote_empty(tmp_path)
+    promote_sealed(tmp_path)
     monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
     monkeypatch.setattr("pipelines.run.launch.retrain", retrain)
     done = reco(tmp_path, "drift", "--quick", "--retrain", "--output", "json")
@@ -55,7 +44,7 @@ def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
 ) -> None:
     hour = ColumnDrift("hour", "alarm", False, "", 300, 900, 0.0, 0.0, 0.3, 0.01, 0.06, 0.1)
     verdict = DriftVerdict("warn", "hour moved", "answers", Window(), Window(), (hour,))
-    promote_empty(tmp_path)
+    promote_sealed(tmp_path)
     monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
     assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
 

@@ -29,7 +29,7 @@ from pipelines.drills.run import _by_setup, run_drills
 from pipelines.drills.system import SHORT, STANDARD, System
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
-from serving.release.champion import Champion, write_champion
+from tests.champions import promote_sealed
 
 # An endpoint with another timeout of its store, in milliseconds: the first argument.
 SERVER_OF = """
@@ -332,7 +332,7 @@ def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
 
     def train(home: Path, given: dict[str, Any], profile: str, *rest: Any) -> None:
         trained.append({"home": home, "profile": profile, **given})
-        write_champion(home, Champion("toy", "1", "toy", "bundles/toy", "", ""))
+        promote_sealed(home)
 
     monkeypatch.setenv("RECO_STORE_URL", "redis://somebody-else:6379/0")
     monkeypatch.setattr("pipelines.run.launch.start_training", train)

@@ -21,8 +21,8 @@ from components.release.history import Promotion
 from feature_repo.facts import parse_fact
 from pipelines.inspect.doctor import RUNBOOKS, Finding, examine
 from pipelines.run.runs import new_run
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
 

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.inspect.first_rules import first_rules
-from serving.release.bundle import RankingSettings, seal_bundle
-from serving.release.champion import Champion, write_champion
 from serving.shop.rules_file import SECTIONS, parse_rules
-from serving.stages.retrieval import Quotas
+from tests.champions import promote_sealed
 
 CATEGORIES = [
     *("CIGARETTES", "CIGARS", "TOBACCO OTHER", "BEERS/ALES", "DOMESTIC WINE", "LIQUOR"),
@@ -22,9 +20,7 @@ def home_with(home: Path, departments: list[str], categories: list[str]) -> Path
     statistics.mkdir(parents=True)
     names = {"type": [""], "category": ["", *categories], "department": ["", *departments]}
     (statistics / "vocabulary.json").write_text(json.dumps(names))
-    settings = RankingSettings(Quotas(), 1.0)
-    bundle_id = seal_bundle(statistics.parent, cut="2017-11-27", settings=settings, made_from={})
-    write_champion(home, Champion(bundle_id, "1", "m", "bundles/b", "2017-11-27", ""))
+    promote_sealed(home, "b")
     return home
 
 

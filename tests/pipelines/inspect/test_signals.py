@@ -61,15 +61,11 @@ def test_old_counts_are_no_signal() -> None:
     assert list(crossed(bad, bad, NOW)) == []
 
 
-def test_a_process_that_has_never_read_facts_crosses_the_line_of_old_facts() -> None:
-    never = HEALTHY | {"reco_facts_read_timestamp_seconds": [({}, NOW - 2), ({}, 0.0)]}
-    assert [alert for alert, _ in crossed({}, never, NOW)] == ["FactsStale"]
-
-
-def test_an_endpoint_that_follows_no_champion_crosses_no_line() -> None:
+def test_an_endpoint_that_follows_no_champion_or_has_no_facts_crosses_no_line() -> None:
     apart: Samples = {
         "reco_champion_served": [({}, 0.0)],
         "reco_champion_read_timestamp_seconds": [({}, 0.0)],
+        "reco_facts_read_timestamp_seconds": [({}, 0.0)],
     }
     assert list(crossed({}, HEALTHY | apart, NOW)) == []
 

@@ -23,10 +23,8 @@ from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
 from pipelines.run.submit import ApiUnreachable, NotRepeated
 from serving.prediction_log import RECORD_SCHEMA
-from serving.release.bundle import RankingSettings, seal_bundle
-from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
-from serving.stages.retrieval import Quotas
+from tests.champions import promote_sealed
 from tests.monitoring.shop_visits import PRICE, TAKES
 from tests.pipelines.inspect.test_earnings import write_visits
 
@@ -58,11 +56,7 @@ def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path
 
 def test_an_item_that_jumps_in_the_champion_s_lists_is_counted(tmp_path: Path) -> None:
     settings, rng, count = Settings(home=tmp_path), np.random.default_rng(0), 1_800
-    place = tmp_path / "bundles" / "b"
-    place.mkdir(parents=True)
-    cut, settings_of_it = "2024-01-29", RankingSettings(Quotas(), 1.0)
-    own = seal_bundle(place, cut=cut, settings=settings_of_it, made_from={})
-    write_champion(tmp_path, Champion(own, "1", "recommender", "bundles/b", cut, ""))
+    own = promote_sealed(tmp_path).bundle_id
     lists = [[f"item-{n}" for n in rng.choice(60, 3, replace=False)] for _ in range(count)]
     at = datetime.now(UTC) - pd.to_timedelta(np.linspace(8.999, 0, count), unit="D")
     lists = [shown[:2] + ["item-pushed"] * (n > count - 40) for n, shown in enumerate(lists)]

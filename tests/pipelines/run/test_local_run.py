@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @pytest.fixture(scope="module", autouse=True)
 def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The runs of this module share the process that forks steps: each of it imports kfp.local."""
+    """The runs of this module share the process that forks steps: each server imports kfp.local."""
     with (
         StepServer(tmp_path_factory.mktemp("server") / "log") as server,
         pytest.MonkeyPatch.context() as patch,

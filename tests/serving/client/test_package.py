@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.cli.shell import main
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from tests.serving.conftest import Running
 
 ROOT = Path(__file__).parents[3]

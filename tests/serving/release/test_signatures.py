@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from components.release.signing import sign
-from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.bundle import RankingSettings, seal_bundle
+from serving.release.manifest import read_manifest
 from serving.release.signatures import SignatureInvalid, check_signed
 from serving.stages.retrieval import Quotas
 from tests.serving.signed import sealed, write_keys

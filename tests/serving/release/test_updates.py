@@ -15,8 +15,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving.errors import BundleInvalid
-from serving.release.bundle import RankingSettings, read_manifest, seal_bundle
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.release.updates import POLL_S, RETRY_S, Updates
 from serving.settings import Settings
 from serving.stages.retrieval import Quotas

@@ -62,7 +62,7 @@ def test_a_file_being_written_is_used_once_it_stays_the_same(tmp_path: Path) -> 
 
 def test_a_file_of_a_configmap_is_a_link_and_changes_with_its_folder(tmp_path: Path) -> None:
     file, data = tmp_path / "rules.yaml", tmp_path / "..data"
-    watched = WatchedFile(file, str_of, "nothing")
+    watched = WatchedFile(file, lambda place: read_regular(place, 10).decode(), "nothing")
     file.symlink_to("..data/rules.yaml")
     for version in ("1", "2"):
         folder = tmp_path / f"..version-{version}"

@@ -30,9 +30,10 @@ from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.cli.shell import main
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.run.runs import new_run
-from serving.release.bundle import read_manifest
 from serving.release.champion import Champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings
+from tests.champions import promote_sealed
 
 LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k": 5}
 
@@ -162,9 +163,7 @@ def test_the_command_passes_the_deadline_and_no_other_setting(
     monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")
     monkeypatch.setenv("RECO_PROCESSES", "2")
     monkeypatch.setenv("RECO_DEADLINE_MS", "70")
-    monkeypatch.setattr(
-        "pipelines.cli.bench.read_champion", lambda home: Champion("b", "1", "m", "bundle", "", "")
-    )
+    promote_sealed(tmp_path)
     monkeypatch.setattr("pipelines.inspect.ask.evaluation_requests", lambda bundle, limit: [LINE])
     monkeypatch.setattr("pipelines.bench.load.measure.bench_load", measure)
     done = CliRunner().invoke(main, ["bench", "load", "--home", str(tmp_path)])
@@ -182,7 +181,7 @@ def test_a_bench_without_requests_or_with_an_unknown_arm_is_refused(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_all_arms_are_measured_and_written(
+def test_arms_are_measured_beside_ours_and_written(
     toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECO_ANSWER_CACHE", "memory:")  # of the shell: ours is measured as it ships
