@@ -259,8 +259,8 @@ class Swap:
         try:
             if lacks := loaded.facts.lacks(before.facts):
                 raise FactsUnavailable(
-                    f"what must not be shown would come back: {' and '.join(lacks)} could not be read again, or "
-                    "is empty now"
+                    "what must not be shown would come back: "
+                    f"{' and '.join(lacks)} could not be read again, or is empty now"
                 )
             self._door.on_loop(take_over)
         except BaseException:
