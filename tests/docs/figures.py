@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache, partial
+from statistics import median
 from typing import Any
 
 from pipelines.bench.drift import injected_lines
@@ -169,6 +170,7 @@ def figures_page() -> str:
         kept_answers(),
         drift(measured("drift")),
         drills(),
+        slower(measured("slower")),
     ]
     return (
         HEAD
@@ -573,6 +575,25 @@ def drift(found: Any) -> str:
         + made("drift")
         + "\n\n![PSI of the category mix, week by week](drift.png)\n"
         + "\n![Days until the alarm against the share of changed lines](drift-delay.png)\n"
+    )
+
+
+def slower(found: Any) -> str:
+    """Return the goals of load and drills on another machine of the same name, and how much slower it is."""
+    reached = sum(goal["reached"] is True for goal in found["load_goals"])
+    missed = [name for name, passed in found["drills"].items() if not passed]
+    every, usual = len(found["drills"]), measured("latency")["arms"]["in_process"]["ms"]["total"]["p50"]
+    (old, before), (new, after) = found["in_process_p50_ms"].items()
+    machine = f"{found['machine']['cores']} cores of another {found['machine']['cpu']}{busy_line(found)}"
+    return (
+        "## On a slower machine\n\n"
+        f"`make figures` ran once more: commit {found['commit']}, bundle {found['bundle_id']}, {machine}.\n"
+        f"An answer in process takes {usual:.1f} ms above. There the same code, {old}, took\n"
+        f"{median(before):.1f} ms, and {new} {median(after):.1f} ms, in turns. NDCG@10 was the same.\n"
+        f"{reached} of {len(found['load_goals'])} load goals and {every - len(missed)} of {every} drills are "
+        f"reached.\nMissed drills: {', '.join(map(code, missed))}.\n\n"
+        + "\n".join(goal_table(found["load_goals"]))
+        + "\n\n`slower.json` has these numbers.\n"
     )
 
 
