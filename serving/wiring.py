@@ -199,7 +199,7 @@ def run(
         if fault := recommender.facts.rules_fault:
             recommender.facts.close()
             raise RulesUnread(
-                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no rules of before "
+                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no earlier rules, "
                 "and would offer banned items: mend the file, `reco rules check` names each line"
             )
         _show(recommender)
