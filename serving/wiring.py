@@ -196,12 +196,7 @@ def run(
         FACTS_READ_AT.set(time.time())  # facts that are never read grow old from now on
         recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
-        if fault := recommender.facts.rules_fault:
-            recommender.facts.close()
-            raise RulesUnread(
-                f"{wiring.settings.rules_path}: {fault}; an endpoint that starts has no earlier rules, "
-                "and would offer banned items: mend the file, `reco rules check` names each line"
-            )
+        _require_rules(recommender, wiring.settings)
         _show(recommender)
         checkout = wiring.checkout(recommender)
         cleanup.callback(lambda: checkout.recommender.facts.close())
@@ -231,6 +226,16 @@ def run(
                 updates.start()
 
         door.start(checkout, on_ready, wiring.at_end)
+
+
+def _require_rules(recommender: Recommender, settings: Settings) -> None:
+    """Refuse to start with a rules file that cannot be read: unlike a swap, a start has no earlier rules."""
+    if fault := recommender.facts.rules_fault:
+        recommender.facts.close()
+        raise RulesUnread(
+            f"{settings.rules_path}: {fault}; an endpoint that starts has no earlier rules, "
+            "and would offer banned items: mend the file, `reco rules check` names each line"
+        )
 
 
 class Swap:
