@@ -84,6 +84,21 @@ def read_ranker_examples(path: Path, part: str) -> RankerExamples:
     return RankerExamples(**_load(path / f"ranker_{part}", RankerExamples))
 
 
+def read_training_lists(path: Path) -> tuple[RankerExamples, RankerExamples]:
+    """Return the lists that train a ranker, and those held out to calibrate it.
+
+    Raises:
+        ContractViolation: the examples are missing or of another schema.
+        ValueError: no list holds a purchase, or none is held out.
+    """
+    train, held_out = (read_ranker_examples(path, part) for part in ("train", "calibration"))
+    if len(train.start) < 2:
+        raise ValueError("no training list holds a purchase: bring more baskets of four items or more")
+    if len(held_out.label) == 0:
+        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
+    return train, held_out
+
+
 def read_graph(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return each item's neighbours in the bought-together graph and their weights, (items + 1, degree)."""
     read_manifest(path)

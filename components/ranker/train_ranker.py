@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from torch import distributed
 
-from components.data.examples import RankerExamples, read_graph, read_manifest, read_ranker_examples
+from components.data.examples import (
+    RankerExamples,
+    read_graph,
+    read_manifest,
+    read_ranker_examples,
+    read_training_lists,
+)
 from components.hyper_parameters import RANKERS, RankerParams, ranker_class, read_ranker_params, reads
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
@@ -56,7 +62,7 @@ def train_ranker(
 
     Raises:
         ContractViolation: the examples are missing or of another schema.
-        ValueError: no list is held out, or there is no ranker of that name.
+        ValueError: no list holds a purchase or none is held out, or there is no ranker of that name.
     """
     settings = read_ranker_params(params).get(model)
     leads = join_workers()
@@ -65,10 +71,7 @@ def train_ranker(
     kind = ranker_class(model)
     if kind is GradientBoosting and not leads:  # trees take all cores of one process
         return {"model": model}
-    data = read_ranker_examples(examples, "train")
-    held_out = read_ranker_examples(examples, "calibration")
-    if len(held_out.label) == 0:
-        raise ValueError("no list is held out to calibrate on: raise calibration_ratio or bring more users")
+    data, held_out = read_training_lists(examples)
     shape = read_shape(examples, statistics)
     cost = Cost()
     torch.manual_seed(settings.seed)

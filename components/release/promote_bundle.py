@@ -13,13 +13,12 @@ protects that one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -329,7 +328,7 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()
     )
-    with contextlib.suppress(NoChampion):
+    with suppress(NoChampion):
         if replace(read_champion(home), promoted_at=champion.promoted_at) == champion:
             return
     write_champion(home, champion)

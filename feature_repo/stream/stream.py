@@ -236,11 +236,9 @@ class Stream:
     def _settle(self) -> None:
         """Archive the folded events, flush the dead letters, then commit: this order survives any crash."""
         self._archived_at = time.monotonic()
-        self._forget()
         waiting = self._waiting
         for partition in list(waiting.events):
-            events = events_table(waiting.events[partition], waiting.versions[partition])
-            events = self._forgotten.without(events)  # users may have been forgotten meanwhile
+            events = self._kept(events_table(waiting.events[partition], waiting.versions[partition]))
             if len(events):
                 first, last = (end(events["version"].to_pylist()) for end in (min, max))
                 write_segment(self._archive, events, streamed_name(partition, first, last))

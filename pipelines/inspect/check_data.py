@@ -56,19 +56,18 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
 def _why_a_step_stops(dataset: Path, found: dict[str, Any]) -> str:
     """Fit statistics, build one window's examples and test baskets; return why a run would stop, or ""."""
     from components.data.build_examples import build_examples
+    from components.data.examples import read_training_lists
     from components.data.fit_statistics import fit_statistics, purchases_of
     from components.evaluation.evaluate_bundle import tasks_after
 
-    statistics, cut = dataset.parent / "statistics", found["cut"]
+    statistics, examples = dataset.parent / "statistics", dataset.parent / "examples"
+    cut = found["cut"]
     share = max(ENOUGH / found["rows"], ENOUGH_USERS / found["users"])
     params = {"windows": 1, "masks": 1, "user_ratio": min(1.0, share)}
     try:
         fit_statistics(dataset, statistics, cut)
-        counts = build_examples(dataset, statistics, dataset.parent / "examples", cut, params)
-        if not counts["calibration_lists"]:
-            raise ValueError(
-                f"no basket of the last four weeks before {cut} is held out to calibrate on: bring more users"
-            )
+        build_examples(dataset, statistics, examples, cut, params)
+        read_training_lists(examples)
         purchases = purchases_of(read_dataset(dataset).events)
         tasks_after(purchases, read_statistics(statistics), pd.Timestamp(cut))
     except ValueError as error:

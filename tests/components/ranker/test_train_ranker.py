@@ -275,13 +275,19 @@ def test_a_training_of_nothing_is_refused(name: str) -> None:
         read_params(RankerParams, {name: 0})
 
 
-def test_without_a_held_out_list_nothing_is_trained(shop: Path, tmp_path: Path) -> None:
-    write_arrays(tmp_path / "ranker_train", read_ranker_examples(shop / "examples", "train"))
-    data = read_ranker_examples(shop / "examples", "calibration")
-    none = {name: array[:0] for name, array in vars(data).items() if name != "start"}
-    write_arrays(tmp_path / "ranker_calibration", RankerExamples(**none, start=np.zeros(1, np.int64)))
+@pytest.mark.parametrize(
+    ("lacking", "told"),
+    [("train", "no training list holds a purchase"), ("calibration", "no list is held out to calibrate on")],
+)
+def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: str, told: str) -> None:
+    for part in ("train", "calibration"):
+        data = read_ranker_examples(shop / "examples", part)
+        if part == lacking:
+            none = {name: array[:0] for name, array in vars(data).items() if name != "start"}
+            data = RankerExamples(**none, start=np.zeros(1, np.int64))
+        write_arrays(tmp_path / f"ranker_{part}", data)
     write_manifest(tmp_path, params={})
-    with pytest.raises(ValueError, match="no list is held out to calibrate on"):
+    with pytest.raises(ValueError, match=told):
         train_ranker(tmp_path, shop / "statistics", tmp_path / "out", "dlrm", {})
     assert not (tmp_path / "out").exists()
 
