@@ -12,10 +12,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from inspect import getsource, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.parameters import overlay, read_arguments, read_params, require_positive, require_share
+from components.parameters import (
+    overlay,
+    read_arguments,
+    read_params,
+    require_at_least_0,
+    require_positive,
+    require_share,
+)
+from serving.schemas import DEFAULT_PROFILE
 from serving.stages.retrieval import Quotas
+
+if TYPE_CHECKING:
+    from serving.stages.profiles import Profile
 
 SIZES = (1, 100, 500, 1_000)  # numbers of candidates that a ranker's speed is measured with
 
@@ -105,6 +116,7 @@ class RankerParams:
     def __post_init__(self) -> None:
         """Refuse a training of nothing."""
         require_positive(self, "epochs", "batch_size", "learning_rate")
+        require_at_least_0(self, "pointwise_weight", "table_decay")
 
 
 # Adding a ranker: a file in `components/models/` and a line here, with its default parameters.
@@ -170,6 +182,9 @@ class StudentParams:
         """Refuse a student of nothing, and weights that are no shares."""
         require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
         require_share(self, "dropout", "soft_weight")
+        if self.dropout == 1:
+            raise TypeError("StudentParams.dropout is 1, expected a share below 1")
+        require_at_least_0(self, "pointwise_weight")
 
 
 # -------------------------------------------------------------------------------------------- compression
@@ -272,6 +287,38 @@ class BundleParams:
             )
         if min(self.novel_slots, default=1) < 1:
             raise TypeError(f"BundleParams.novel_slots is {self.novel_slots}, expected places from 1")
+        require_positive(self, "candidates")
+        try:
+            _ = self.quotas if self.profiles == PROFILES else self.read_profiles({})
+        except ValueError as error:
+            raise TypeError(f"BundleParams: {error}") from error
+
+    @property
+    def quotas(self) -> Quotas:
+        """How many candidates the default profile's sources bring."""
+        return Quotas(self.history, self.together, self.week, self.tower, self.store, self.candidates)
+
+    def read_profiles(self, search: Mapping[str, int]) -> dict[str, Profile]:
+        """Return the other profiles; each has the default one's quotas, and this search, where it names none.
+
+        Raises:
+            ValueError: a profile that cannot be read.
+        """
+        from serving.stages.profiles import read_profile  # slow: it loads Faiss
+
+        usual = {"quotas": asdict(self.quotas), "search": search, "items": None}
+        profiles = {}
+        for name, own in self.profiles.items():
+            if name == DEFAULT_PROFILE or not isinstance(own, dict) or set(own) - set(usual):
+                raise ValueError(
+                    f"profile {name!r} is {own!r}: expected a name other than {DEFAULT_PROFILE!r} and an "
+                    "object with quotas, search and items, or some of them"
+                )
+            try:
+                profiles[name] = read_profile(overlay(usual, own))
+            except (TypeError, KeyError, ValueError) as error:
+                raise ValueError(f"profile {name!r}: {error}") from error
+        return profiles
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,14 @@ def _versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of this code, with a plus sign when files differ from it, or "unknown"."""
+    """Return the commit of this code, with a plus sign when files differ from it, or "unknown".
+
+    Code that was installed into an environment may lie in the folder of another repository.
+    """
     git = ["git", "-C", str(Path(__file__).parent)]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        ours = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(ours, capture_output=True, check=True)
         head = subprocess.run(
             [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )

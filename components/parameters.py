@@ -57,6 +57,15 @@ def require_positive(settings: Any, *names: str) -> None:
             )
 
 
+def require_at_least_0(settings: Any, *names: str) -> None:
+    """Raise TypeError for a field that is below 0, naming it."""
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise TypeError(
+                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected 0 or more"
+            )
+
+
 def require_share(settings: Any, *names: str) -> None:
     """Raise TypeError for a field that is no share from 0 to 1, naming it."""
     for name in names:

@@ -7,6 +7,7 @@ by the step before. Retraining is started by `reco drift --retrain`, which knows
 from kfp import dsl
 
 from components import steps as component_steps
+from components.data.ingest_events import NO_CUT
 from monitoring import steps
 from pipelines.training import large, small
 
@@ -29,7 +30,9 @@ def watch(
     newest data. Items that jump fail no run.
     """
     events = large(
-        component_steps.ingest_events(data=data, max_quarantine_ratio=max_quarantine_ratio, train_until="")
+        component_steps.ingest_events(
+            data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=NO_CUT
+        )
     )
     measured = large(
         steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)

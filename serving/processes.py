@@ -235,7 +235,7 @@ class Processes:
     def _command(self, requests: int) -> list[str]:
         home = () if self._home is None else ("--home", str(self._home))
         return [
-            *(sys.executable, "-m", "serving.server", "--bundle", str(self._bundle)),
+            *(sys.executable, "-P", "-m", "serving.server", "--bundle", str(self._bundle)),
             *(*home, "--forks", str(requests)),
         ]
 

@@ -46,6 +46,7 @@ TEST_WINDOW = pd.Timedelta(days=35)
 BUILT_IN = {"complete-journey": read_complete_journey, "toy": toy_dataset}
 FORMATS = ("parquet", "csv")
 QUARANTINE_LIMIT = 0.01  # share of the rows that may break the contract
+NO_CUT = "none"  # as `train_until`: data that nothing is trained on may be as short as they are
 
 
 class TooManyRefused(EventsInvalid):
@@ -80,11 +81,12 @@ def ingest_events(
         dataset: the directory to write.
         max_quarantine_ratio: the run stops when more than this share of rows breaks the contract.
         train_until: the cut as a date (midnight in the shop's time zone) or a time; empty for 35 days
-            before the end of the data.
+            before the end of the data, NO_CUT for none.
         home: folder of all state: events of the users whom it has forgotten are left out.
 
     Returns:
-        The cut as ISO 8601 in UTC: training sees the events before it, the test those after it.
+        The cut as ISO 8601 in UTC: training sees the events before it, the test those after it. Empty
+        without a cut.
 
     Raises:
         TooManyRefused: the quarantine is written, beside `dataset`, and nothing else.
@@ -169,21 +171,28 @@ def _counts(refused: pd.DataFrame) -> dict[str, int]:
 def _too_many(refused: pd.DataFrame, rows: int, allowed: float, file: Path) -> TooManyRefused:
     reasons = list(_counts(refused).items())
     named = "; ".join(f"{n} x {why}" for why, n in reasons[:3]) + ("; ..." if len(reasons) > 3 else "")
+    share = len(refused) / rows
     return TooManyRefused(
-        f"{len(refused)} of {rows} rows ({len(refused) / rows:.1%}) break the event contract, "
-        f"at most {allowed:.1%} may ({named}): "
-        f"mend the rows listed in {file}, or raise the limit: "
-        f"--param max_quarantine_ratio={math.ceil(len(refused) / rows * 100) / 100:g}",
+        f"{len(refused)} of {rows} rows ({share:.1%}) break the event contract, at most {allowed:.1%} may "
+        f"({named}): mend the rows listed in {file}{or_raise_the_limit(share)}",
         file,
     )
 
 
+def or_raise_the_limit(share: float) -> str:
+    """Return the end of a hint: the parameter that allows this share of bad rows; none allows all rows."""
+    limit = f"--param max_quarantine_ratio={math.ceil(share * 100) / 100:g}"
+    return f", or raise the limit of a run: {limit}" if share < 1 else ""
+
+
 def find_cut(first: pd.Timestamp, last: pd.Timestamp, timezone: str, train_until: str = "") -> str:
-    """Return the cut in UTC: `train_until`, or midnight after the last event less five weeks.
+    """Return the cut in UTC: `train_until`, or midnight after the last event less five weeks; "" for NO_CUT.
 
     Raises:
         EventsInvalid: `train_until` is no date, or the cut lies outside the data.
     """
+    if train_until == NO_CUT:
+        return ""
     zone = ZoneInfo(timezone)
     if train_until:
         try:
@@ -267,7 +276,7 @@ def _read_table(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         raise EventsInvalid(f"{file} is neither .parquet nor .csv: convert it")
     try:
         return readers[file.suffix](file)
-    except (pa.ArrowException, UnicodeDecodeError, LookupError, OSError) as error:
+    except (pa.ArrowException, csv.Error, UnicodeDecodeError, LookupError, OSError) as error:
         expected = (
             "a Parquet file" if file.suffix == ".parquet" else "a CSV file in UTF-8 with commas and a header"
         )

@@ -29,7 +29,14 @@ from components.data.fit_statistics import Purchases, fit, purchases_of
 from components.evaluation.baselines import BASELINES
 from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
 from components.evaluation.nightly import TEST_WINDOW, Nightly
-from components.evaluation.protocol import PROTOCOL_SEED, Task, Tasks, last_baskets, read_tasks
+from components.evaluation.protocol import (
+    PROTOCOL_SEED,
+    Task,
+    Tasks,
+    last_baskets,
+    purchases_in,
+    read_tasks,
+)
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, merge_lines, read_dataset
 from feature_repo.schema import DENSE_NAMES
@@ -323,7 +330,7 @@ def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
     values = np.array(tally.rows)
     visible = np.array([len(task.visible) for task in tasks])
-    baskets = np.array([task.history.baskets for task in tasks])
+    baskets = np.array([purchases_in(task.history).baskets for task in tasks])
     masks = {
         "basket 3 items or fewer": visible <= 3,
         "basket 4-6 items": (visible >= 4) & (visible <= 6),
@@ -354,7 +361,7 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     seen = purchases.before(cut)
     warm = seen.where(~cold[seen.user])
     chosen = [task for task in tasks if cold[task.user]]
-    if not chosen or len(warm.at) == 0:
+    if not chosen or not np.isin(warm.item_ids[warm.item], bundle.statistics.item_ids).any():
         return {}
     vocabulary = read_vocabulary(bundle.path / "statistics")
     statistics = fit(

@@ -13,7 +13,7 @@ import numpy as np
 
 from components.data.build_examples import HIDDEN_RATIO, MIN_BASKET_ITEMS, Basket, replay
 from components.data.fit_statistics import Purchases
-from feature_repo.aggregates import UserEvents
+from feature_repo.aggregates import PURCHASE, UserEvents
 from feature_repo.statistics import Statistics
 from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, Request
 
@@ -104,22 +104,27 @@ def _task(
         at=basket.at,
         visible=tuple(purchases.item_ids[shown].tolist()),
         hidden=code[hidden],
-        bought_before=np.isin(hidden, basket.history.distinct()),
+        bought_before=np.isin(hidden, purchases_in(basket.history).distinct()),
         history=history,
     )
+
+
+def purchases_in(history: UserEvents) -> UserEvents:
+    """Return a history without the items that were only shown or clicked."""
+    return history.where(history.kind == PURCHASE)
 
 
 def protocol_rng(basket_id: str) -> np.random.Generator:
     """Return the generator that hides a basket's items: a function of the basket's own id."""
     number = (
         int(basket_id)
-        if basket_id.isdigit()
+        if basket_id.isascii() and basket_id.isdigit()
         else int(hashlib.sha256(basket_id.encode()).hexdigest()[:15], 16)
     )
     return np.random.default_rng([PROTOCOL_SEED, number % 2**31])
 
 
 def last_baskets(history: UserEvents, count: int) -> UserEvents:
-    """Return the history as if only its last `count` baskets had been seen."""
-    baskets = np.flatnonzero(history.begins())
+    """Return the history as if only its last `count` purchased baskets had been seen, with what follows."""
+    baskets = np.flatnonzero(history.kind == PURCHASE)[purchases_in(history).begins()]
     return history.where(slice(int(baskets[-count]), None)) if len(baskets) > count else history

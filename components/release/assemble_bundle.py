@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.hyper_parameters import BundleParams
 from components.measurement import commit
-from components.parameters import overlay, read_params
+from components.parameters import read_params
 from components.ranker.ranker_artefact import CERTIFICATES, ENGINES, GRAPH, read_ranker
 from components.ranker.scoring import OnnxRanker
 from feature_repo.schema import DENSE_NAMES
@@ -27,9 +27,6 @@ from feature_repo.statistics import read_statistics
 from serving.answer.recommender import answer_golden, verify_golden
 from serving.release.bundle import INDEX_REPORT, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
-from serving.schemas import DEFAULT_PROFILE
-from serving.stages.profiles import read_profile
-from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +162,7 @@ def seal_with_golden(
 
 
 def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
-    """Return the settings; a profile has the default one's quotas where it names none.
-
-    Each looks at as much of the index as was measured for the deepest search, unless it names another.
+    """Return the settings; a profile searches as deep as was measured for the deepest, unless it says more.
 
     Args:
         given: the parameters.
@@ -176,21 +171,8 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
     Raises:
         ValueError: a profile that cannot be read.
     """
-    quotas = Quotas(given.history, given.together, given.week, given.tower, given.store, given.candidates)
-    profiles = {}
-    for name, own in given.profiles.items():
-        usual = {"quotas": asdict(quotas), "search": index["search"], "items": None}
-        if name == DEFAULT_PROFILE or not isinstance(own, dict) or set(own) - set(usual):
-            raise ValueError(
-                f"profile {name!r} is {own!r}: expected a name other than {DEFAULT_PROFILE!r} and an object "
-                "with quotas, search and items, or some of them"
-            )
-        try:
-            profiles[name] = read_profile(overlay(usual, own))
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"profile {name!r}: {error}") from error
     return RankingSettings(
-        quotas,
+        given.quotas,
         given.type_penalty,
         given.exposure,
         given.novelty,
@@ -198,7 +180,7 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
         float(given.novel_loss),
         given.spares_new,
         index["search"],
-        profiles,
+        given.read_profiles(index["search"]),
     )
 
 

@@ -102,7 +102,7 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
             f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
             "try again when other processes have ended, or raise the limit of the pod"
         )
-    program = [sys.executable, "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
+    program = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     with (
@@ -267,7 +267,9 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
 
     If that profile asks for none, the usual number is searched: other profiles use the index, too.
     """
-    k = min(bundle.settings.quotas.tower or Quotas.tower, bundle.statistics.known_items)
+    statistics = bundle.statistics
+    left = len(statistics.item_ids) - len(bundle.removed)
+    k = min(bundle.settings.quotas.tower or Quotas.tower, statistics.known_items, left)
     queries = [query for query in _queries(bundle, tasks) if query.says_something]
     if not queries:
         return 1.0  # nothing is ever searched

@@ -108,13 +108,13 @@ def _read_chain(texts: Mapping[int, str]) -> list[Promotion]:
     return history
 
 
-def check_head(home: Path, model_name: str, history: Sequence[Promotion]) -> None:
-    """Compare a history with the last line that this home wrote.
+def check_head(home: Path, model: str, history: Sequence[Promotion]) -> None:
+    """Compare a history with the last line that this home wrote for a model of a registry.
 
     Raises:
         HistoryBroken: that line was changed or dropped.
     """
-    if (head := _read_heads(home).get(model_name)) is None:
+    if (head := _read_heads(home).get(model)) is None:
         return  # this home wrote no line
     number, expected = head
     if number > len(history):
@@ -123,9 +123,9 @@ def check_head(home: Path, model_name: str, history: Sequence[Promotion]) -> Non
         raise _broken(number, "was changed")
 
 
-def write_head(home: Path, model_name: str, line: Promotion) -> None:
+def write_head(home: Path, model: str, line: Promotion) -> None:
     """Remember the last line that this home wrote for a model; the caller holds the lock of promotions."""
-    write_json(home / HEAD_FILE, _read_heads(home) | {model_name: (line.number, line.hash)})
+    write_json(home / HEAD_FILE, _read_heads(home) | {model: (line.number, line.hash)})
 
 
 def _read_heads(home: Path) -> dict[str, tuple[int, str]]:

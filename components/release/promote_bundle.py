@@ -40,9 +40,10 @@ from components.release.registry import (
     Registry,
     RegistryRefused,
     Version,
+    default_tracking_uri,
 )
 from components.release.signing import sign
-from feature_repo.errors import USAGE, RecoError
+from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import SIGNATURE_FILES, verify_files
@@ -166,7 +167,8 @@ def rollback(
             if not dry_run:
                 registry.unpoint(CHAMPION)
             return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
-        earlier = versions[:-1] if versions[-1:] == [now] else versions
+        # With deleted versions between them, the champion may come up once more: it is no way back.
+        earlier = [one for one in versions[:-1] if one != now] if versions[-1:] == [now] else versions
         if not earlier:
             raise NoChampion(
                 f"{model_name} has no champion before {now or 'the first'}: there is nothing to go back to"
@@ -245,8 +247,15 @@ def verified_history(registry: Registry, home: Path) -> list[Promotion]:
         HistoryBroken: a line is not as it was written.
     """
     history = registry.history()
-    check_head(home, registry.model_name, history)
+    check_head(home, _model(registry, home), history)
     return history
+
+
+def _model(registry: Registry, home: Path) -> str:
+    """Return a model's name, with its registry unless that is the home's own, which moves with the home."""
+    if registry.tracking_uri == default_tracking_uri(home):
+        return registry.model_name
+    return f"{registry.model_name} at {without_password(registry.tracking_uri)}"
 
 
 def champion_line(registry: Registry, home: Path) -> Promotion | None:
@@ -323,7 +332,7 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
 def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -> None:
     """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
     registry.complete()
-    write_head(home, registry.model_name, line)
+    write_head(home, _model(registry, home), line)
     path = _fetch(registry, home, version).relative_to(home)
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()

@@ -95,8 +95,8 @@ class Registry:
                 f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63"
             )
         self.model_name = model_name
-        self.tracking_uri = tracking_uri
         database = _database(tracking_uri)
+        self.tracking_uri = tracking_uri if database is None else f"sqlite:///{database}"
         self._artifacts = None if database is None else (database.parent / "mlflow").as_uri()
         self._client = _client(tracking_uri, database)
         if database is not None:

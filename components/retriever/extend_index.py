@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,11 +132,17 @@ def read_new_items(file: Path) -> pd.DataFrame:
     """
     try:
         names = {name: str for name in ("item_id", *LEVELS)}
-        return pd.read_csv(file, dtype=names, keep_default_na=False, na_values={"price": [""]})
+        empty = {name: [""] for name in _OF_ITEMS}
+        items = pd.read_csv(file, dtype=names, keep_default_na=False, na_values=empty)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{file} is no CSV file of items ({error}): expected a header with item_id"
         ) from error
+    if not isinstance(items.index, pd.RangeIndex):  # pandas took the first column for names of rows
+        raise ValueError(
+            f"the lines of {file} have more fields than its header: take away the comma at their end"
+        )
+    return items
 
 
 def cold_vectors(model: TwoTower, categorical: np.ndarray) -> np.ndarray:
@@ -174,6 +181,15 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
             raise ValueError(f"item {item} is no new one: the bundle knows it already")
     if new["item_id"].duplicated().any():
         raise ValueError(f"item {new.loc[new['item_id'].duplicated(), 'item_id'].iloc[0]} comes twice")
+    for name, highest, expected in (
+        ("price", sys.float_info.max, "a number from 0, or nothing"),
+        ("is_private", 1, "1 for the shop's own brand, else 0"),
+    ):
+        if name in new:
+            valid = pd.to_numeric(new[name], errors="coerce").between(0, highest) | new[name].isna()
+            if not valid.all():
+                item, value = new.loc[~valid, ["item_id", name]].iloc[0]
+                raise ValueError(f"item {item} has {name} {value}: expected {expected}")
     if unknown := [item for item in removed if item not in statistics.code_of]:
         raise ValueError(f"item {unknown[0]} cannot be removed: the bundle does not know it")
 

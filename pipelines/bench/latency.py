@@ -71,7 +71,7 @@ def bench_latency(
         # A few shoppers send all requests.
         given = private(settings or Settings(), log=True, log_dir=Path(scratch), user_limit_per_s=0.0)
         arms = {"in_process": _summary(_ask_in_process(bundle_path, requests, given, seconds))}
-        command = [sys.executable, "-m", "serving.server", "--bundle", str(bundle_path)]
+        command = [sys.executable, "-P", "-m", "serving.server", "--bundle", str(bundle_path)]
         with (
             load_generator() as generator,
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,

@@ -20,7 +20,7 @@ from pipelines.cli.options import (
     trusted_keys_option,
 )
 from pipelines.cli.rollout import roll_back_traffic
-from pipelines.run.launch import existing_registry, run_datasets
+from pipelines.run.launch import absolute, allowed_ratio, existing_registry, run_datasets
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 
@@ -306,7 +306,11 @@ def _champions_retriever(context: Context) -> Path:
     origin = champions_run(context.home)
     retriever = origin.artifacts("train-retriever") / "checkpoint" if origin else None
     if retriever is None or not retriever.is_dir():
-        raise click.UsageError("the run that made the champion is not kept here: `reco run` makes a new one")
+        resume, train = (command(context.home, words) for words in ("run --resume RUN", "run"))
+        raise click.UsageError(
+            f"no run kept here promoted the champion: `{resume}` goes on with the one whose bundle was "
+            f"promoted by hand, `{train}` makes a new one"
+        )
     return retriever
 
 
@@ -322,7 +326,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     """
     import tempfile
 
-    from components.data.ingest_events import ingest_events
+    from components.data.ingest_events import NO_CUT, ingest_events
     from components.release.register_bundle import register_bundle
     from components.retriever.refresh_counts import refresh_counts
 
@@ -333,7 +337,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         tempfile.TemporaryDirectory() as scratch,
     ):
         dataset = Path(scratch) / "dataset"
-        ingest_events(data or str(context.home / "offline_store"), dataset, home=str(context.home))
+        source = absolute(data) if data else str(context.home / "offline_store")
+        ingest_events(source, dataset, allowed_ratio(context.home, source), NO_CUT, str(context.home))
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
         done = refresh_counts(bundle, retriever, dataset, folder, forgotten=forgotten)
         version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)

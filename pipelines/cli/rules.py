@@ -87,7 +87,8 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
     path = _rules_file(context, file)
     checked = check(path, context.home)
     if checked.refused:
-        raise RulesRefused(f"{path} is not taken: `reco rules check {path}` says why")
+        check_it = command(context.home, f"rules check {shlex.quote(str(path))}")
+        raise RulesRefused(f"{path} is not taken: `{check_it}` says why")
     champion = read_champion(context.home)
     check_question(line)
     recommender = open_champion(context.settings(), champion)
@@ -114,7 +115,8 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
 def _rules_file(context: Context, file: Path | None) -> Path:
     path = file or context.settings().rules_path
     if not path.exists():
-        raise click.UsageError(f"there is no {path}: name a file, or write one with `reco rules init`")
+        init = command(context.home, "rules init")
+        raise click.UsageError(f"there is no {path}: name a file, or write one with `{init}`")
     return path
 
 

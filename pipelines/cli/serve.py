@@ -32,7 +32,7 @@ def serve(
     served = ["--home", str(context.home)] if bundle is None else ["--bundle", str(bundle)]
     sys.stderr.flush()
     # The endpoint replaces this process: signals reach it, and this command leaves nothing in memory.
-    arguments = [sys.executable, "-m", "serving.server", *served]
+    arguments = [sys.executable, "-P", "-m", "serving.server", *served]
     os.execve(sys.executable, arguments, settings.to_env())
 
 

@@ -120,7 +120,7 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
         if not case.fault or served.name != bundles["2"]:
             return SERVER
         slow_s = str(2.0 * _p99_s(cluster))  # so much later, each answer has three times the p99
-        return sys.executable, "-m", "pipelines.drills.bad_endpoint", case.fault, slow_s
+        return sys.executable, "-P", "-m", "pipelines.drills.bad_endpoint", case.fault, slow_s
 
     first = champions[0].bundle(home)
     settings = replace(settings, log_segment_s=1.0)

@@ -30,7 +30,7 @@ class Clock:
 
     def command(self) -> list[str]:
         """Return what starts the endpoint; its options follow."""
-        return [sys.executable, "-m", "pipelines.drills.clock", str(self._file)]
+        return [sys.executable, "-P", "-m", "pipelines.drills.clock", str(self._file)]
 
     def jump(self, seconds: float) -> None:
         """Set the clock so far off the true time."""

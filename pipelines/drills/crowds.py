@@ -177,7 +177,7 @@ def half_a_body(system: System) -> bytes:
 def long_bodies(system: System, notes: Notes) -> Iterator[None]:
     """Let a process send bodies of 80 MB, one after the other."""
     host, port = system.address
-    command = [sys.executable, "-m", "pipelines.drills.callers", host, str(port), PREDICT]
+    command = [sys.executable, "-P", "-m", "pipelines.drills.callers", host, str(port), PREDICT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
         yield
         said, _ = sender.communicate(b"")

@@ -36,7 +36,7 @@ from serving.release.manifest import read_manifest
 from serving.settings import Settings
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD
 
-SERVER = (sys.executable, "-m", "serving.server")
+SERVER = (sys.executable, "-P", "-m", "serving.server")
 BEAT_S = 0.25
 STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
 LONGEST_S = 1_800.0  # of the streams: they are stopped earlier

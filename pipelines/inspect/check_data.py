@@ -9,7 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from components.data.ingest_events import QUARANTINE_LIMIT, TooManyRefused, ingest_events
+from components.data.ingest_events import (
+    QUARANTINE_LIMIT,
+    TooManyRefused,
+    ingest_events,
+    or_raise_the_limit,
+)
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
 from pipelines.tables import table
@@ -36,14 +41,14 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
         try:
             found["cut"] = ingest_events(data, dataset, 1.0, train_until)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
-            found |= {name: manifest[name] for name in COUNTS}
+            found |= {name: manifest[name] for name in (*COUNTS, "quarantined_ratio")}
             found["stops"] = _why_a_step_stops(dataset, found)
         except TooManyRefused as error:  # no row is valid
             found["rows"], refused_rows = 0, error.quarantine
         with refused_rows.open(encoding="utf-8") as lines:
             refused = [json.loads(line) for line in lines]
     stops = found.setdefault("stops", "")
-    share = len(refused) / (found["rows"] + len(refused))
+    share = found.pop("quarantined_ratio", 1.0)
     return {
         "data": data,
         **found,
@@ -92,5 +97,5 @@ def report(found: dict[str, Any]) -> str:
     lines += ["", table(["row", "reason"], [[row["row"], row["reason"]] for row in refused[:SHOWN]])]
     lines += [f"... and {len(refused) - SHOWN:,} more: --output json has all"] * (len(refused) > SHOWN)
     if found["refused_ratio"] > QUARANTINE_LIMIT:
-        lines += ["", "mend them, or raise the limit of a run: --param max_quarantine_ratio=0.05"]
+        lines += ["", f"mend them{or_raise_the_limit(found['refused_ratio'])}"]
     return "\n".join(lines)

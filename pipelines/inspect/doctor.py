@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -89,7 +90,7 @@ def examine(settings: Settings) -> list[Finding]:
     return [
         replace(
             one,
-            mend=re.sub(r"\breco (?=[a-z])", lambda _: reco, one.mend),
+            mend=re.sub(r"(?<![\w/.-])reco (?=[a-z]+\b(?!/))", lambda _: reco, one.mend),
             runbook="" if one.status == "ok" else one.runbook or RUNBOOKS.get(one.name, ""),
         )
         for one in findings
@@ -415,11 +416,12 @@ def _rules(settings: Settings) -> Iterator[Finding]:
     if not file.is_file():
         return
     checked = check_rules(file, settings.home)
+    mend = f"reco rules check {shlex.quote(str(file))}"
     warnings = sum(1 for problem in checked.problems if not problem.refused)
     if checked.refused:
-        yield Finding("rules", "fail", f"{file} is not taken", f"reco rules check {file}")
+        yield Finding("rules", "fail", f"{file} is not taken", mend)
     elif warnings:
         found = f"{file}: {len(checked.rules)} rules, {warnings} warnings"
-        yield Finding("rules", "warn", found, f"reco rules check {file}")
+        yield Finding("rules", "warn", found, mend)
     else:
         yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")

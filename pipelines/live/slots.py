@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from components.rollout import NAMESPACE
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
@@ -22,7 +24,7 @@ from pipelines.live.supervisor import until_parent_ends
 from serving.settings import Settings
 
 LOOK_S = 0.2
-SERVER = (sys.executable, "-m", "serving.server")
+SERVER = (sys.executable, "-P", "-m", "serving.server")
 Launch = Callable[[Path], Sequence[str]]
 
 
@@ -128,7 +130,7 @@ class Slots:
     def _start(self, slot: str, found: Document, restarts: int = 0) -> _Pod:
         self._number += 1
         name, port = f"{backend(slot)}-{self._number}", free_port()
-        bundle = Path(source_of(found).removeprefix("file://"))
+        bundle = Path(url2pathname(urlsplit(source_of(found)).path))
         own = replace(
             self._settings, http_port=port, grpc_port=0, log_dir=Path(log_of(found)), metrics_address=""
         )

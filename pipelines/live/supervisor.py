@@ -14,12 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from feature_repo.errors import RecoError
+from pipelines.run.stopping import on_stop
 
 TICK_S = 0.2
 CHECK_S = 2.0  # between two checks of a part's health
@@ -119,7 +119,7 @@ class Supervisor:
             PartFailed: one of them did not become ready; its last words are in the message.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        with self._on_signals():
+        with on_stop(self.stop):
             try:
                 self._show_changes()
                 for one in self._all:
@@ -133,21 +133,6 @@ class Supervisor:
                     self._show_changes()
             finally:
                 self._end_all()
-
-    @contextlib.contextmanager
-    def _on_signals(self) -> Iterator[None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        if threading.current_thread() is not threading.main_thread():
-            yield  # the caller of this thread calls `stop`
-            return
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _bring_up(self, one: _Running) -> bool:
         """Start a part and wait until it is ready; False if stopped meanwhile."""

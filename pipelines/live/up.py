@@ -105,7 +105,7 @@ def parts_of(
     parts.append(
         Part(
             "endpoint",
-            [sys.executable, "-m", *serve],
+            [sys.executable, "-P", "-m", *serve],
             env,
             url,
             lambda started: answers(f"{url}/healthz"),
@@ -174,7 +174,7 @@ def used_by(parts: list[Part]) -> Running:
 
 def reco(*arguments: str) -> list[str]:
     """Return a command of this project as a child process runs it."""
-    return [sys.executable, "-m", "pipelines.cli", *arguments]
+    return [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
 
 
 # ---------------------------------------------------------------------------------------------- store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from filelock import FileLock
 from components.home import Conflict, command, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
+from feature_repo.stream.erasure import stamp
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
@@ -23,10 +26,6 @@ if TYPE_CHECKING:
 
 MODEL_NAME = "checkout-recommender"
 DATA_NAMES = ("complete-journey", "toy")
-NO_RUN = (
-    "not started: no run recorded here promoted the champion, so its arguments are unknown; "
-    "start one by hand: reco run --data complete-journey, or --data DIR"
-)
 
 
 class NoRegistry(RecoError):
@@ -181,7 +180,9 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         origin = champions_run(home)
         if origin is None:
             release_retrain(decision, home)
-            return {"started": False, "said": NO_RUN}
+            by_hand = command(home, "run --data complete-journey")
+            said = "not started: no run recorded here promoted the champion, so its arguments are unknown"
+            return {"started": False, "said": f"{said}; start one by hand: {by_hand}, or --data DIR"}
         of_then = ("train_until", "online_store")
         given = {name: value for name, value in origin.arguments.items() if name not in of_then}
         run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)
@@ -193,8 +194,9 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             return {**outcome, "promoted": True, "said": said}
         return {**outcome, "promoted": False, "said": f"the champion stays: {error}"}
     except BaseException as error:
-        # On a conflict the new run belongs to another process.
-        if isinstance(error, Conflict) or before >= {run.run_id for run in list_runs(home)}:
+        # On a conflict the new run belongs to another process. One that was stopped may be tried again.
+        stopped = isinstance(error, Conflict | KeyboardInterrupt)
+        if stopped or before >= {run.run_id for run in list_runs(home)}:
             release_retrain(decision, home)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
@@ -284,7 +286,7 @@ def dataset_of(home: Path, data: str) -> Path:
     Raises:
         ArgumentsInvalid: neither a folder nor the name of a data set.
     """
-    from components.data.ingest_events import BUILT_IN, ingest_events
+    from components.data.ingest_events import BUILT_IN, NO_CUT, ingest_events
 
     check_data(data)
     if (Path(data) / "manifest.json").is_file():
@@ -292,11 +294,23 @@ def dataset_of(home: Path, data: str) -> Path:
     source = absolute(data)
     if source in BUILT_IN and (existing := run_datasets(home, source)):
         return existing[0]
-    folder = home / "datasets" / Path(source).resolve().name
+    path = Path(source).resolve()
+    folder = home / "datasets" / f"{path.name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # two watches may read the same folder
-        ingest_events(source, folder, home=str(home))
-    return folder
+        while True:
+            seen = stamp(home)
+            ingest_events(source, folder, allowed_ratio(home, source), NO_CUT, str(home))
+            if stamp(home) == seen:  # else an erasure was requested meanwhile
+                return folder
+
+
+def allowed_ratio(home: Path, source: str) -> float:
+    """Return the share of bad rows that the newest training with this data allowed; the usual one without."""
+    from components.data.ingest_events import QUARANTINE_LIMIT
+
+    trained = (run.arguments for run in list_runs(home) if run.arguments.get("data") == source)
+    return float(next(trained, {}).get("max_quarantine_ratio", QUARANTINE_LIMIT))
 
 
 def newest_data(home: Path) -> str:

@@ -7,17 +7,13 @@ own (`step_process`). Order and wiring come from the compiled IR (`graph`, `step
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from components.home import command, locked
@@ -30,6 +26,7 @@ from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
 from pipelines.run.step_order import StepOrder
 from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
+from pipelines.run.stopping import on_stop
 
 ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
@@ -128,7 +125,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
         modules = HEAVY if len(todo) > FEW else ()
-        with _stoppable(), progress, StepServer(run.log("step-server"), modules) as server:
+        with on_stop(_interrupt), progress, StepServer(run.log("step-server"), modules) as server:
             _Execution(run, spec, order, progress, server).work()
     except KeyboardInterrupt:
         progress.say(f"stopped; go on with: {command(home, f'run --resume {run.run_id}')}")
@@ -274,19 +271,5 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM, and a terminal that closes, stop this process as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # its owner stops us
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -46,7 +46,7 @@ class StepServer:
         usual = {"OMP_WAIT_POLICY": "PASSIVE"}
         with log.open("wb") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.run.step_server", str(log), *modules],
+                [sys.executable, "-P", "-m", "pipelines.run.step_server", str(log), *modules],
                 stdin=subprocess.PIPE,  # it closes when this process ends, however it ends
                 stdout=subprocess.PIPE,
                 stderr=stream,

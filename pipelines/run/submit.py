@@ -233,8 +233,7 @@ def schedule_pipeline(
     host = _root(host)
     with _experiment(host, experiment, namespace, token) as (client, experiment_id):
         pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount)
-        found = client.list_recurring_runs(page_size=100, experiment_id=experiment_id).recurring_runs
-        earlier = [one.recurring_run_id for one in found or () if one.display_name == pipeline.name]
+        earlier = list(_schedules(client, experiment_id, pipeline.name))
         made = client.create_recurring_run(
             experiment_id,
             pipeline.name,
@@ -248,6 +247,17 @@ def schedule_pipeline(
             client.delete_recurring_run(one)
     url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
     return Scheduled(made.recurring_run_id, url, pipeline_id, version_id, len(earlier))
+
+
+def _schedules(client: Any, experiment_id: str, name: str) -> Iterator[str]:
+    """Yield the numbers of an experiment's recurring runs of that name."""
+    page = ""
+    while True:
+        listed = client.list_recurring_runs(page, 100, experiment_id=experiment_id)
+        yield from (one.recurring_run_id for one in listed.recurring_runs or () if one.display_name == name)
+        page = listed.next_page_token
+        if not page:
+            return
 
 
 def _root(host: str) -> str:

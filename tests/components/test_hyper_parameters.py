@@ -1,10 +1,19 @@
 import subprocess
 import sys
 from dataclasses import field
+from typing import Any
 
 import pytest
 
-from components.hyper_parameters import GROUPS, _comments, describe
+from components.hyper_parameters import (
+    GROUPS,
+    BundleParams,
+    RankerParams,
+    StudentParams,
+    _comments,
+    describe,
+)
+from components.parameters import read_params
 
 
 class Commented:
@@ -50,3 +59,26 @@ def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in said.stderr.splitlines()}
     assert "components.hyper_parameters" in loaded
     assert not loaded & {"torch", "kfp", "mlflow", "lightgbm", "faiss"}
+
+
+@pytest.mark.parametrize(
+    ("group", "given", "told"),
+    [
+        (BundleParams, {"history": -1}, "quota history is '-1'"),
+        (BundleParams, {"candidates": 0}, "candidates is 0"),
+        (BundleParams, {"profiles": {"lunch": {"quotas": {"tower": 3.5}}}}, "'lunch': quota tower is '3.5'"),
+        (
+            BundleParams,
+            {"profiles": {"lunch": {"items": {"column": "colour", "above_quantile": 0.5}}}},
+            "colour",
+        ),
+        (StudentParams, {"dropout": 1.0}, "dropout is 1"),
+        (StudentParams, {"pointwise_weight": -3.0}, "pointwise_weight is -3"),
+        (RankerParams, {"table_decay": -1.0}, "table_decay is -1"),
+    ],
+)
+def test_a_value_that_a_later_step_would_refuse_is_refused_at_once(
+    group: type, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(TypeError, match=told):
+        read_params(group, given)

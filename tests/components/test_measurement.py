@@ -1,10 +1,29 @@
 """A result names the machine, software and commit it was measured with."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from components import measurement
 from components.measurement import measured_on
+
+
+@pytest.mark.slow
+def test_the_commit_is_that_of_our_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed into an environment, the code may lie in the folder of another repository."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    module = tmp_path / "lib" / "measurement.py"
+    module.parent.mkdir()
+    module.touch()
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    monkeypatch.setattr(measurement, "__file__", str(module))
+    assert measurement.commit() == "unknown"
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True)
+    assert measurement.commit() != "unknown"
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Arm:
 
 
 def _ours(setup: LoadSetup) -> list[str]:
-    return [sys.executable, "-m", "serving.server", "--bundle", str(setup.bundle)]
+    return [sys.executable, "-P", "-m", "serving.server", "--bundle", str(setup.bundle)]
 
 
 def _variant(**changes: str) -> Callable[[LoadSetup], list[str]]:
@@ -88,7 +88,7 @@ def _variant(**changes: str) -> Callable[[LoadSetup], list[str]]:
             name: value if name == "server" else str(getattr(setup, value)) for name, value in changes.items()
         }
         document = json.dumps({"bundle": str(setup.bundle), **values})
-        return [sys.executable, "-m", "pipelines.bench.load.arm_variants", document]
+        return [sys.executable, "-P", "-m", "pipelines.bench.load.arm_variants", document]
 
     return command
 
@@ -118,7 +118,7 @@ ARMS = (
     Arm(
         NULL,
         "burns the processor time of `ours` and answers nothing",
-        lambda setup: [sys.executable, "-m", "pipelines.bench.load.arm_null"],
+        lambda setup: [sys.executable, "-P", "-m", "pipelines.bench.load.arm_null"],
     ),
 )
 

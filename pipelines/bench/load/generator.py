@@ -162,7 +162,7 @@ def load_generator() -> Iterator[LoadGenerator]:
         folder = Path(scratch)
         with (folder / "generator.log").open("wb") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.bench.load.generator"],
+                [sys.executable, "-P", "-m", "pipelines.bench.load.generator"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

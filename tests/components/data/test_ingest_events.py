@@ -223,6 +223,12 @@ def test_nothing_but_bad_rows_stop_the_run_whatever_the_ratio(source: Path, tmp_
         ingest_events(str(source), tmp_path / "d", max_quarantine_ratio=1)
 
 
+def test_a_header_with_an_open_quote_is_named(source: Path, tmp_path: Path) -> None:
+    (source / "events.csv").write_text('user_id,basket_id,item_id,"at\n' + "u,b,i,2024-01-02\n" * 9_000)
+    with pytest.raises(EventsInvalid, match=r"events\.csv can't be read"):
+        ingest_events(str(source), tmp_path / "d")
+
+
 def test_lines_that_are_all_torn_are_refused_as_such(source: Path, tmp_path: Path) -> None:
     (source / "events.csv").write_text("user_id,basket_id,item_id,at\nu,b,i\n")
     with pytest.raises(TooManyRefused, match=r"1 of 1 rows.*the line has 3 fields, the header 4"):

@@ -6,7 +6,7 @@ import pytest
 
 from components.data.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
 from components.evaluation.evaluate_bundle import window_s
-from components.evaluation.protocol import Tasks, last_baskets, protocol_rng, read_tasks
+from components.evaluation.protocol import Tasks, last_baskets, protocol_rng, purchases_in, read_tasks
 from feature_repo.aggregates import summary_of
 from feature_repo.statistics import Statistics
 
@@ -105,3 +105,32 @@ def test_the_split_is_a_function_of_the_basket_id() -> None:
         == protocol_rng("31198570044").permutation(9).tolist()
     )
     assert protocol_rng("basket-1").random() != protocol_rng("basket-2").random()
+
+
+def test_items_that_were_only_shown_are_no_purchases() -> None:
+    """On day 1 two things are bought and z is shown; on day 2 z is shown again; on day 3 it is bought."""
+    lines = [
+        *(("b1", 1, item, "purchase") for item in "ab"),
+        ("shown-1", 1, "z", "impression"),
+        ("shown-2", 2, "z", "impression"),
+        *(("b2", 3, item, "purchase") for item in "abcz"),
+    ]
+    events = pd.DataFrame(lines, columns=["basket_id", "at", "item_id", "event_type"])
+    events["at"] = pd.to_datetime(events["at"] * DAY, unit="s", utc=True)
+    purchases = purchases_of(
+        events.assign(user_id="ann", store_id="s", price=2.0, discount=0.0, quantity=1.0)
+    )
+    items = pd.DataFrame(index=pd.Index(list("abcz"), name="item_id"))
+    cut = pd.Timestamp(1.5 * DAY, unit="s", tz="UTC")
+    seen = purchases.before(cut)
+    statistics = fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list("abcz")))
+    [task] = read_tasks(purchases, statistics, 1.5 * DAY, 10 * DAY).hidden
+    before = {str(statistics.item_ids[c]): b for c, b in zip(task.hidden, task.bought_before, strict=True)}
+    assert before == {item: item in "ab" for item in before}
+    assert purchases_in(task.history).baskets == 1 < task.history.baskets
+    assert set(purchases_in(last_baskets(task.history, 1)).distinct()) == {"a", "b"}
+
+
+@pytest.mark.parametrize("basket_id", ["²", "12³", "①", "٣"])
+def test_a_basket_id_may_hold_digits_of_any_kind(basket_id: str) -> None:
+    assert protocol_rng(basket_id).random() == protocol_rng(basket_id).random()

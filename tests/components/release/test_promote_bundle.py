@@ -13,7 +13,7 @@ import components.release.promote_bundle as promote_module
 from components.home import Conflict, locked
 from components.release.gate import GateFailed, compare
 from components.release.history import HistoryBroken
-from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
+from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback, verified_history
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryRefused, RegistryUnreachable
 from components.release.signing import sign
@@ -314,6 +314,30 @@ def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
     else:
         with pytest.raises(NoChampion, match="no champion before 1"):
             rollback(uri, "recommender", str(home))
+
+
+def test_the_champion_itself_is_no_way_back(
+    evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str
+) -> None:
+    """1, 2, 3 and 2 again were promoted, and 3 is deleted: before 2 came 1."""
+    for number in range(3):
+        register(evaluated(f"b{number}", 0.16 + number / 100), uri)
+        promote()
+    promote("2", params={"over_champion": 0.0})
+    registry._client.delete_model_version("recommender", "3")
+    assert rollback(uri, "recommender", str(home))["version"] == "1"
+    with pytest.raises(NoChampion, match="no champion before 1"):
+        rollback(uri, "recommender", str(home))
+
+
+def test_a_home_may_promote_in_two_registries(
+    evaluated: Make, promote: Promote, home: Path, uri: str, tmp_path: Path
+) -> None:
+    register(evaluated("one"), uri)
+    promote()
+    other = Registry(f"sqlite:///{tmp_path}/another/mlflow.db", "recommender")
+    assert verified_history(other, home) == []
+    assert len(verified_history(Registry(uri, "recommender"), home)) == 1
 
 
 def test_an_alias_set_by_hand_before_any_promotion_is_removed(

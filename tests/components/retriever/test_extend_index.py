@@ -49,6 +49,9 @@ def test_a_file_of_items_keeps_ids_as_text(tmp_path: Path) -> None:
     assert items["item_id"].tolist() == ["007", "008"]
     assert items["type"].tolist() == ["milk", ""]
     assert items["price"].tolist()[0] == 1.5
+    (tmp_path / "items.csv").write_text("item_id,type\n007,milk,\n008,beer,\n")
+    with pytest.raises(ValueError, match="more fields than its header"):
+        read_new_items(tmp_path / "items.csv")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(ValueError, match="no CSV file of items"):
         read_new_items(tmp_path / "empty.csv")

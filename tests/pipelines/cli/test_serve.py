@@ -14,5 +14,5 @@ def test_the_endpoint_replaces_the_command(shop: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.execve", lambda *call: started.extend(call))
     assert reco(shop, "serve", "--http-port", "0").exit_code == 0
     program, arguments, environment = started
-    assert (program, arguments[1:]) == (sys.executable, ["-m", "serving.server", "--home", str(shop)])
+    assert (program, arguments[1:]) == (sys.executable, ["-P", "-m", "serving.server", "--home", str(shop)])
     assert environment["RECO_HTTP_PORT"] == "0"

@@ -79,7 +79,7 @@ def test_refused_rows_have_the_number_of_their_line(shop: Path, tmp_path: Path) 
         ["3", "quantity"],
         ["4", "the"],
     ]
-    assert "--param max_quarantine_ratio=0.05" in done.output
+    assert "--param max_quarantine_ratio=0.03" in done.output
     refused = json.loads(reco(tmp_path, "check", str(shop), "--output", "json").stdout)["refused"]
     assert [row["row"] for row in refused] == [3, 4]
     line = (shop / "events.csv").read_text().splitlines()[refused[0]["row"] - 1]
@@ -103,6 +103,13 @@ def test_a_folder_without_a_valid_row_is_reported_like_any_other(shop: Path, tmp
     done = reco(tmp_path, "check", str(shop))
     assert (done.exit_code, "0 valid rows" in done.output) == (1, True)
     assert "1 rows refused, 100.0% of all" in done.output
+    assert "max_quarantine_ratio" not in done.output, "no limit lets a run begin without a row"
+
+
+def test_repeated_rows_count_as_they_do_in_a_run(shop: Path) -> None:
+    write(shop, *DAYS * 3, "u1,b,i,2024-01-02,-3", "u1,b,i,2024-01-03,-3")
+    found = inspect_data(str(shop))
+    assert found["refused_ratio"] == round(2 / (3 * len(DAYS) + 2), 6)
 
 
 def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from serving.shop.rules_file import SECTIONS, parse_rules
 from tests.champions import promote_sealed
 
 CATEGORIES = [
-    *("CIGARETTES", "CIGARS", "TOBACCO OTHER", "BEERS/ALES", "DOMESTIC WINE", "LIQUOR"),
+    *("CIGARETTES", "CIGARS", "TOBACCO OTHER", "BEERS/ALES", "DOMESTIC WINE", "DUTY FREE LIQUOR"),
     *("SMOKED MEATS", "SMOKING CESSATIONS", "NON ALCOHOLIC BEER", "ALCOHOL-FREE WINE", "SALES", "TOMATOES"),
 ]
 

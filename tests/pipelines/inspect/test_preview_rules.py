@@ -59,7 +59,7 @@ def test_without_a_champion_names_are_not_checked(tmp_path: Path) -> None:
 
 def test_a_missing_or_an_oversized_file_is_refused(tmp_path: Path) -> None:
     assert reco(tmp_path, "check").exit_code == 2
-    assert "write one with `reco rules init`" in reco(tmp_path, "check").output
+    assert f"write one with `reco --home {tmp_path} rules init`" in reco(tmp_path, "check").output
     assert reco(tmp_path, "check", str(tmp_path / "nothing")).exit_code == 2
     file = tmp_path / "rules.yaml"
     with file.open("wb") as stream:
@@ -132,4 +132,4 @@ def test_a_rules_file_that_is_not_served_can_be_previewed(home: Path, tmp_path: 
     draft.write_text(BROKEN)
     done = reco(home, "preview", "--file", str(draft))
     assert done.exit_code == 1
-    assert f"{draft} is not taken: `reco rules check {draft}` says why" in done.output
+    assert f"{draft} is not taken: `reco --home {home} rules check {draft}` says why" in done.output

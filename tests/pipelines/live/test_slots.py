@@ -87,6 +87,14 @@ def test_a_slot_is_filled_changed_and_parked(objects: Objects) -> None:
     eventually(lambda: not pods(objects) and not deployment(objects))
 
 
+def test_the_place_of_a_bundle_may_hold_any_character(objects: Objects, tmp_path: Path) -> None:
+    place = tmp_path / "my höme" / "ab%c"
+    fill(objects, place.as_uri())
+    eventually(lambda: pods(objects))
+    ours = psutil.Process().children(recursive=True)
+    assert any(str(place) in one.cmdline() for one in ours)
+
+
 def test_a_process_that_does_not_start_ends_the_rollout_with_its_last_words(objects: Objects) -> None:
     fill(objects, "file:///store/broken")
     found = eventually(lambda: deployment(objects).get("status", {}).get("conditions"))

@@ -30,7 +30,7 @@ def world(toy_line: Path, tmp_path: Path, request: Any) -> Iterator[tuple[str, S
     champions = [released(toy_line / "evaluated", tmp_path, made_for) for made_for in ("", "a canary")]
     bundles = {"1": champions[0].bundle_id, "2": champions[1].bundle_id}
     settings = Settings(tmp_path, http_port=0, store_url="memory:", deadline_ms=5_000.0, log_segment_s=0.2)
-    bad = (SERVER[0], "-m", "pipelines.drills.bad_endpoint", "all-less", "0")
+    bad = (SERVER[0], "-P", "-m", "pipelines.drills.bad_endpoint", "all-less", "0")
 
     def launch(served: Path) -> tuple[str, ...]:
         return bad if request.param == "less" and served.name == bundles["2"] else SERVER

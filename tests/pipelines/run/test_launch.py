@@ -4,13 +4,16 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.data.ingest_events import ingest_events
+from components.data.ingest_events import TooManyRefused, ingest_events
 from components.home import Conflict
+from feature_repo.events import read_dataset
+from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from monitoring.retraining import COOL_DOWN
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
@@ -89,7 +92,7 @@ def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> No
     outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not outcome["started"]
     assert "no run recorded here promoted the champion" in outcome["said"]
-    assert "reco run --data" in outcome["said"]
+    assert f"reco --home {drifted} run --data" in outcome["said"]
     assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
 
 
@@ -170,13 +173,64 @@ def test_a_data_folder_is_read_again_for_each_run(tmp_path: Path) -> None:
     run = new_run(home, "training", {"data": str(shop)}, ["ingest-events"])
     ingest_events(str(shop), run.artifacts("ingest-events") / "dataset")
     place = dataset_of(home, str(shop))
-    assert place == home / "datasets" / "shop"
+    assert place.parent == home / "datasets"
     with (shop / "events.csv").open("a") as stream:
         stream.write("u1,late,i1,2024-04-02\n")
     assert dataset_of(home, str(shop)) == place
     assert json.loads((place / "manifest.json").read_bytes())["rows"] == 85
     assert dataset_of(home, str(place)) == place, "a checked data set is taken as it is"
     assert dataset_of(home, newest_data(home)) == run.artifacts("ingest-events") / "dataset"
+
+
+def test_data_that_are_only_read_need_no_cut_and_have_the_limit_of_their_training(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    lines = [f"u,b{day},i,2024-01-{day:02d},1" for day in range(1, 15)]
+    (shop / "events.csv").write_text("\n".join(["user_id,basket_id,item_id,at,quantity", *lines]) + "\n")
+    assert json.loads((dataset_of(tmp_path, str(shop)) / "manifest.json").read_bytes())["rows"] == 14
+    (shop / "events.csv").write_text((shop / "events.csv").read_text() + "u,b,i,2024-01-15,-3\n")
+    with pytest.raises(TooManyRefused):
+        dataset_of(tmp_path, str(shop))
+    new_run(tmp_path, "training", {"data": str(shop), "max_quarantine_ratio": 0.1}, ["ingest-events"])
+    assert json.loads((dataset_of(tmp_path, str(shop)) / "manifest.json").read_bytes())["rows"] == 14
+
+
+def test_two_folders_of_one_name_are_two_data_sets(tmp_path: Path) -> None:
+    for place, user in (("north", "n"), ("south", "s")):
+        (tmp_path / place / "shop").mkdir(parents=True)
+        line = f"{user},b,i,2024-01-02"
+        (tmp_path / place / "shop" / "events.csv").write_text(f"user_id,basket_id,item_id,at\n{line}\n")
+    found = [dataset_of(tmp_path, str(tmp_path / place / "shop")) for place in ("north", "south")]
+    assert [read_dataset(place).events["user_id"].tolist() for place in found] == [["n"], ["s"]]
+
+
+def test_an_erasure_during_the_reading_of_data_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "events.csv").write_text("user_id,basket_id,item_id,at\nann,b,i,2024-01-02\nbob,c,i,2024-01-02\n")
+    until = microseconds(datetime(2024, 2, 1, tzinfo=UTC))
+
+    def read_and_be_interrupted(*arguments: Any) -> str:
+        cut = ingest_events(*arguments)
+        if not Forgotten.load(tmp_path).until("ann"):
+            forget(tmp_path, "ann", until)
+        return cut
+
+    monkeypatch.setattr("components.data.ingest_events.ingest_events", read_and_be_interrupted)
+    assert read_dataset(dataset_of(tmp_path, str(shop))).events["user_id"].tolist() == ["bob"]
+
+
+def test_a_training_that_was_stopped_may_be_tried_again(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, ["promote-bundle"])
+        raise KeyboardInterrupt
+
+    start_with(monkeypatch, stop)
+    with pytest.raises(KeyboardInterrupt):
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert not (drifted / "retrain.json").exists()
 
 
 def test_a_named_data_set_comes_from_a_run(tmp_path: Path) -> None:

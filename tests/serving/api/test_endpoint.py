@@ -189,7 +189,7 @@ def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Clie
                     one.sendall(head + body)  # and not waiting for the answer
                 case 2:
                     one.sendall(head + body[:7])  # dies in the middle
-    # A leak would show thousands; a probe's thread or a file of the database may be there or not at one moment.
+    # A leak would show thousands; a thread of a probe, or a file of the database, may be there at one moment.
     until = time.monotonic() + 30
     while any(abs(now - before) > 5 for now, before in zip(held(), (fds, threads), strict=True)):
         assert time.monotonic() < until, f"{held()} files and threads are held, {(fds, threads)} before"
