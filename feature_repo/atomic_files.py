@@ -1,4 +1,4 @@
-"""A file's new content -> the file, replaced in one step; and the bounded reading of a file.
+"""A file's new content -> the file, replaced in one step; and the bounded reading and the SHA-256 of a file.
 
 The content is written beside the file under a hidden name that ends in `.part`, and then renamed. An error
 removes the temporary file. A killed process leaves it behind: readers must skip such names.
@@ -7,6 +7,7 @@ removes the temporary file. A killed process leaves it behind: readers must skip
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -89,3 +90,9 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
         if not S_ISREG(stat.st_mode) or stat.st_size > max_bytes:
             raise ValueError(f"expected a regular file of at most {max_bytes} bytes")
         return stream.read(max_bytes)
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content as hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import sha256_of, write_file
 from feature_repo.errors import RecoError
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
 from feature_repo.ids import did_you_mean
@@ -336,7 +336,7 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
     pq.write_table(table, part / "events.parquet", compression="zstd")
     pq.write_table(items, part / "items.parquet", compression="zstd")
     write_quarantine(part, quarantine if quarantine is not None else pd.DataFrame())
-    files = {file.name: _sha256(file) for file in sorted(part.iterdir())}
+    files = {file.name: sha256_of(file) for file in sorted(part.iterdir())}
     manifest = {
         "kind": "dataset",
         "timezone": "UTC",
@@ -413,7 +413,7 @@ def read_dataset(path: Path) -> Dataset:
     if kind != "dataset":
         raise EventsInvalid(f"{path} holds a {kind}, expected a dataset: pass the right artefact")
     for name, expected in files.items():
-        if not (path / name).is_file() or _sha256(path / name) != expected:
+        if not (path / name).is_file() or sha256_of(path / name) != expected:
             raise EventsInvalid(
                 f"{path / name} is missing or was changed after it was written: ingest it again"
             )
@@ -424,8 +424,3 @@ def read_dataset(path: Path) -> Dataset:
 def iso(at: pd.Timestamp) -> str:
     """Return a time as ISO 8601 in UTC."""
     return str(at.tz_convert("UTC").isoformat()).replace("+00:00", "Z")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

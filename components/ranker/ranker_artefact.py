@@ -8,7 +8,6 @@ manifest.json       written last: id (hash of the graph), step, parents, model, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -23,6 +22,7 @@ from torch import nn
 
 from components.data.examples import ContractViolation
 from components.home import write_json
+from feature_repo.atomic_files import sha256_of
 
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
@@ -66,8 +66,7 @@ class RankerArtefact:
 
 def graph_id(file: Path) -> str:
     """Return the id of an ONNX file: the first 16 digits of its SHA-256."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    return sha256_of(file)[:16]
 
 
 class Cost:

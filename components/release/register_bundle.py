@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from components.pages import flat
 from components.ranker.certificate import ParityFailed, check_chain
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.release.model_card import model_card
@@ -116,22 +117,9 @@ def _tags(bundle: Path, manifest: dict[str, Any], evaluation: dict[str, Any]) ->
 
 
 def _params(manifest: dict[str, Any]) -> dict[str, str]:
-    return {
-        **_flat(manifest["settings"]),
-        **_flat(manifest["made_from"].get("params", {})),
-        "cut": manifest["cut"],
-    }
-
-
-def _flat(document: dict[str, Any], before: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for name, value in document.items():
-        flat |= (
-            _flat(value, f"{before}{name}.")
-            if isinstance(value, dict)
-            else {f"{before}{name}": json.dumps(value)}
-        )
-    return flat
+    given = manifest["settings"], manifest["made_from"].get("params", {})
+    params = {name: json.dumps(value) for one in given for name, value in flat(one)}
+    return {**params, "cut": manifest["cut"]}
 
 
 def _metrics(evaluation: dict[str, Any]) -> dict[str, float]:

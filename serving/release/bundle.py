@@ -17,7 +17,6 @@ alike. Nothing in it is ever unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_repo.atomic_files import is_part, write_file
+from feature_repo.atomic_files import is_part, sha256_of, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
@@ -148,7 +147,7 @@ def seal_bundle(path: Path, *, cut: str, settings: RankingSettings, made_from: d
     for outdated in ("manifest.json", *SIGNATURE_FILES):
         (path / outdated).unlink(missing_ok=True)
     files = {
-        file.relative_to(path).as_posix(): _sha256(file)
+        file.relative_to(path).as_posix(): sha256_of(file)
         for file in sorted(path.rglob("*"))
         if file.is_file() and not is_part(file)
     }
@@ -184,7 +183,7 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
             )
         if not file.is_file():
             raise BundleInvalid(f"{file} is missing: fetch the bundle again")
-        if (found := _sha256(file)) != expected:
+        if (found := sha256_of(file)) != expected:
             raise BundleInvalid(
                 f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: "
                 "fetch the bundle again"
@@ -363,8 +362,3 @@ def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
         return ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

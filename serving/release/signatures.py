@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from feature_repo.atomic_files import is_part, read_regular
+from feature_repo.atomic_files import is_part, read_regular, sha256_of
 from serving.errors import BundleInvalid
 from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES
 from serving.release.manifest import read_manifest
@@ -178,8 +178,7 @@ def file_digests(bundle: Path) -> dict[str, str]:
         if (bundle / name).is_symlink() or not (bundle / name).is_file():
             raise SignatureInvalid(f"{bundle / name} is no regular file: no bundle holds it")
         if name not in SIGNATURE_FILES:
-            with (bundle / name).open("rb") as stream:
-                digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+            digests[name] = sha256_of(bundle / name)
     return digests
 
 

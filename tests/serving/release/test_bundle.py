@@ -11,10 +11,11 @@ import faiss
 import numpy as np
 import pytest
 
+from feature_repo.atomic_files import sha256_of
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.answer.recommender import open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import RankingSettings, _sha256, load_bundle, open_session, seal_bundle
+from serving.release.bundle import RankingSettings, load_bundle, open_session, seal_bundle
 from serving.release.manifest import bundle_id_of, read_manifest
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
@@ -85,7 +86,7 @@ def test_a_file_that_a_killed_writer_left_is_passed_over(bundle: Path) -> None:
 def test_a_manifest_with_paths_outside_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["files"]["../secret"] = _sha256(tmp_path / "secret")
+    manifest["files"]["../secret"] = sha256_of(tmp_path / "secret")
     body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
     (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": bundle_id_of(body)}))
     with pytest.raises(BundleInvalid, match="outside"):
