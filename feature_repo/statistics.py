@@ -71,6 +71,11 @@ class Statistics:
         """Store id -> row of `store_popular`."""
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
+    def best_of_store(self, store_id: str | None) -> np.ndarray | None:
+        """Return the best sellers of a store, best first, (p,) int32; None if the tables do not know it."""
+        row = None if store_id is None else self.store_row.get(store_id)
+        return None if row is None else self.store_popular[row]
+
     @cached_property
     def best_of_week(self) -> np.ndarray:
         """Best sellers of the last 7 days before the latest nightly count, best first, (w,) int64."""

@@ -429,10 +429,8 @@ def _ranker_list(
         visible = visible[: rng.integers(len(visible) + 1)]
         size = len(visible)
     query = Query(window.statistics, basket.at, visible, size, user)
-    store = window.statistics.store_row.get(str(store_ids[basket.store]))
-    candidates = retrieve(
-        query, None if store is None else window.statistics.store_popular[store], quotas
-    ).codes
+    best = window.statistics.best_of_store(str(store_ids[basket.store]))
+    candidates = retrieve(query, best, quotas).codes
     label = np.isin(candidates, codes[:hidden])
     if negatives is not None:
         if not label.any():

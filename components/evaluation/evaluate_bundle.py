@@ -248,8 +248,7 @@ def _rank_baselines(
     tallies: dict[str, Tally], bundle: Bundle, tower: FaissTower, task: Task, prepared: Prepared
 ) -> None:
     """Rank the catalogue by each baseline that has a tally, and count its hits."""
-    row = bundle.statistics.store_row.get(task.store_id)
-    best = None if row is None else bundle.statistics.store_popular[row]
+    best = bundle.statistics.best_of_store(task.store_id)
     for name, tally in tallies.items():
         scores = BASELINES[name](prepared.query, best, tower)
         scores[prepared.query.basket] = -np.inf
@@ -295,8 +294,7 @@ def _source_recall(
     sample = Recommender(bundle, store)
     some = tasks[:: max(1, len(tasks) // 2_000)]
     for task, prepared in prepared_tasks(sample, store, some, counts=counts):
-        row = bundle.statistics.store_row.get(task.store_id)
-        best = None if row is None else bundle.statistics.store_popular[row]
+        best = bundle.statistics.best_of_store(task.store_id)
         for name, quotas in alone.items():
             near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
             candidates = retrieve(prepared.query, best, quotas, near)

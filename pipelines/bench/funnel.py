@@ -241,11 +241,7 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
 
 def _baselines(bundle: Bundle, task: Task, prepared: Prepared) -> dict[str, np.ndarray]:
     statistics, codes = bundle.statistics, prepared.candidates.codes
-    row = statistics.store_row.get(task.store_id)
-    best, tower = (
-        None if row is None else statistics.store_popular[row],
-        bundle.profiles[DEFAULT_PROFILE].tower,
-    )
+    best, tower = statistics.best_of_store(task.store_id), bundle.profiles[DEFAULT_PROFILE].tower
     return {name: scored(prepared.query, best, tower)[codes] for name, scored in BASELINES.items()}
 
 

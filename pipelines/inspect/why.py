@@ -97,7 +97,7 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
     profile = recommender.bundle.profiles[request.profile]
     quotas, together = profile.quotas, query.together
     partners = together.codes[np.argsort(-together.sums[0], kind="stable")]
-    row = None if request.store_id is None else statistics.store_row.get(request.store_id)
+    best = statistics.best_of_store(request.store_id)
     [near] = profile.tower.search([query], len(statistics.item_ids))
 
     def reached(source: str, codes: np.ndarray) -> int:
@@ -110,7 +110,7 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
         ("together", partners, max(quotas.together, reached("together", partners))),
         ("week", statistics.best_of_week, quotas.week),
         ("tower", near, quotas.tower),
-        ("store", np.empty(0, np.int64) if row is None else statistics.store_popular[row], quotas.store),
+        ("store", np.empty(0, np.int64) if best is None else best, quotas.store),
         ("popular", statistics.popular, reached("popular", statistics.popular)),
     ]
     ranks = ((source, np.flatnonzero(codes == code), brings) for source, codes, brings in lists)

@@ -41,14 +41,14 @@ def stale_list(
 def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Recommendation, ...]:
     """Return the best sellers of the store, else of the chain; this needs neither row nor models."""
     statistics, profiles = bundle.statistics, bundle.profiles
-    row = None if request.store_id is None else statistics.store_row.get(request.store_id)
-    sellers = statistics.popular if row is None else statistics.store_popular[row]
+    of_store = statistics.best_of_store(request.store_id)
+    sellers = statistics.popular if of_store is None else of_store
     profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses no request
     plan = facts.rules.plan(request.at, request.store_id)
     hidden = facts.hidden(request.at, request.store_id, plan)
     barred = np.concatenate([statistics.codes(request.basket), hidden, profile.barred])
     codes = _shown(sellers, barred, facts, request, plan)
-    source = "popular" if row is None else "store"
+    source = "popular" if of_store is None else "store"
     buyers = max(float(statistics.total_baskets), 1.0)
     reasons = [POPULAR[source]] * len(codes)
     if len(plan.pins):

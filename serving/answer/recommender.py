@@ -166,8 +166,7 @@ class Recommender:
         at, store_id, plan = request.at, request.store_id, asked.known.plan
         minimums = plan.minimums if hidden is None else ()
         hidden = self.facts.hidden(at, store_id, plan) if hidden is None else hidden
-        row = None if store_id is None else statistics.store_row.get(store_id)
-        store = None if row is None else statistics.store_popular[row]
+        store = statistics.best_of_store(store_id)
         profile = self.bundle.profiles[request.profile]
         barred = np.concatenate([hidden, profile.barred])
         candidates = retrieve(query, store, profile.quotas, near, barred)
