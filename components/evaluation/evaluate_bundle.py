@@ -124,14 +124,13 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     log.info("%d test baskets from %s to %s", len(tasks), start.date(), end.date())
     boot = Bootstrap([task.user_id for task in tasks])
     size = len(bundle.statistics.item_ids)
-    store = MemoryStore()
     baselines = {name: Tally.empty() for name in BASELINES}
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
         others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
         counts = Nightly(bundle, purchases)
-        served, pairs = serve(Recommender(bundle, store), store, tasks, counts, baselines)
-        records = _records(bundle, store, found.whole, counts)
+        served, pairs = serve(bundle, tasks, counts, baselines)
+        records = _records(bundle, found.whole, counts)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
     results: dict[str, Any] = {
@@ -193,18 +192,15 @@ def _evaluate_beside(
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
     """Return the tally with all that streams frozen at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
     cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
-    tally, _ = serve(recommender, store, frozen)
+    tally, _ = serve(bundle, frozen)
     counts = Nightly(bundle, purchases)
-    return tally, _source_recall(recommender, tasks, counts), _cold(bundle, items, purchases, tasks)
+    return tally, _source_recall(bundle, tasks, counts), _cold(bundle, items, purchases, tasks)
 
 
 def serve(
-    recommender: Recommender,
-    store: MemoryStore,
+    bundle: Bundle,
     tasks: Sequence[Task],
     counts: Nightly | None = None,
     baselines: dict[str, Tally] | None = None,
@@ -215,10 +211,10 @@ def serve(
         The tally of the served path; beside baselines, also scores and hits of each task's candidates.
     """
     tally, pairs = Tally.empty(), []
-    bundle = recommender.bundle
+    recommender = Recommender(bundle, MemoryStore())
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     began = time.perf_counter()
-    for number, (task, prepared) in enumerate(prepared_tasks(recommender, store, tasks, counts=counts)):
+    for number, (task, prepared) in enumerate(prepared_tasks(bundle, tasks, counts=counts)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
@@ -235,11 +231,11 @@ def serve(
     return tally, pairs
 
 
-def _records(bundle: Bundle, store: MemoryStore, tasks: list[Task], counts: Nightly) -> list[Record]:
+def _records(bundle: Bundle, tasks: list[Task], counts: Nightly) -> list[Record]:
     """Return the records that the prediction log would hold if these tasks had arrived at their own time."""
     records: list[Record] = []
-    recommender = Recommender(bundle, store, records)
-    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
+    recommender = Recommender(bundle, MemoryStore(), records)
+    for _, prepared in prepared_tasks(bundle, tasks, DEFAULT_K, counts):
         recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
     return [replace(record, answered_at=record.request.at) for record in records]
 
@@ -258,27 +254,22 @@ def _rank_baselines(
 
 
 def prepared_tasks(
-    recommender: Recommender,
-    store: MemoryStore,
-    tasks: Sequence[Task],
-    k: int = MAX_K,
-    counts: Nightly | None = None,
+    bundle: Bundle, tasks: Sequence[Task], k: int = MAX_K, counts: Nightly | None = None
 ) -> Iterator[tuple[Task, Prepared]]:
-    """Yield each task, prepared for ranking by the request path; fills the store on the way.
+    """Yield each task, prepared for ranking by the request path from a store that holds its history.
 
     With `counts`, items are counted each night; without, as at the cut.
     """
+    store = MemoryStore()
+    recommender = Recommender(bundle, store)
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
         own = recommender if counts is None else counts.recommender(recommender, task.at)
         yield task, own.prepare(task.request(k))
 
 
-def _source_recall(
-    recommender: Recommender, tasks: list[Task], counts: Nightly
-) -> dict[str, dict[str, float]]:
+def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[str, dict[str, float]]:
     """Return Recall@500 of each source alone and of the union as served, on a sample of the tasks."""
-    bundle = recommender.bundle
     nothing = Quotas(history=0, together=0, week=0, tower=0, store=0)
     alone: dict[str, Quotas] = {
         "served": bundle.settings.quotas,
@@ -288,12 +279,10 @@ def _source_recall(
         },
         "popular": nothing,
     }
-    store = MemoryStore()
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
-    sample = Recommender(bundle, store)
     some = tasks[:: max(1, len(tasks) // 2_000)]
-    for task, prepared in prepared_tasks(sample, store, some, counts=counts):
+    for task, prepared in prepared_tasks(bundle, some, counts=counts):
         best = bundle.statistics.best_of_store(task.store_id)
         for name, quotas in alone.items():
             near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
@@ -367,8 +356,6 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     )
     stranger = replace(bundle, statistics=statistics)
     counts = Nightly(stranger, purchases.where(~cold[purchases.user]))
-    store = MemoryStore()
-    recommender = Recommender(stranger, store)
     boot = Bootstrap([task.user_id for task in chosen])
     shapes: dict[str, Callable[[Task], UserEvents]] = {
         "no_history": lambda task: no_events(),
@@ -378,7 +365,7 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     results: dict[str, Any] = {"users": len({task.user_id for task in chosen}), "baskets": len(chosen)}
     for name, shape in shapes.items():
         asked = [replace(task, history=shape(task)) for task in chosen]
-        tally, _ = serve(recommender, store, asked, counts)
+        tally, _ = serve(stranger, asked, counts)
         results[name] = summary(tally, boot, len(statistics.item_ids))
     return results
 

@@ -226,14 +226,14 @@ def sample_tasks(bundle: Bundle, purchases: Purchases, most: int) -> tuple[list[
 
 def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:
     """Return scores of the whole catalogue for one shopper after the other, SCANNED_ROWS or more of them."""
-    store, scores = MemoryStore(), [np.empty(0, np.float32)]
+    recommender, scores = Recommender(bundle, MemoryStore()), [np.empty(0, np.float32)]
     items = np.arange(len(bundle.statistics.item_ids))
     for turn in range(-(-SCANNED_ROWS // len(items))):
         task = tasks[turn % len(tasks)]
-        (_, prepared), *_ = prepared_tasks(Recommender(bundle, store), store, [task])
+        (_, prepared), *_ = prepared_tasks(bundle, [task])
         for first in range(0, len(items), ROWS_A_CALL):
             dense, categorical = model_inputs(Rows(prepared.query, items[first : first + ROWS_A_CALL]))
-            scores.append(Recommender(bundle, store).rank(dense, categorical))
+            scores.append(recommender.rank(dense, categorical))
     return np.concatenate(scores)
 
 
@@ -241,8 +241,8 @@ def answer(
     bundle: Bundle, tasks: Sequence[Task], counts: Nightly, baselines: Sequence[str] = ()
 ) -> dict[str, Tally]:
     """Return the tally of the served path in these baskets, and of the baselines beside it."""
-    store, others = MemoryStore(), {name: Tally.empty() for name in baselines}
-    served, _ = serve(Recommender(bundle, store), store, tasks, counts, others)
+    others = {name: Tally.empty() for name in baselines}
+    served, _ = serve(bundle, tasks, counts, others)
     return {"served": served, **others}
 
 
@@ -282,8 +282,7 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
 
 
 def _queries(bundle: Bundle, tasks: Sequence[Task]) -> list[Query]:
-    store = MemoryStore()
-    return [prepared.query for _, prepared in prepared_tasks(Recommender(bundle, store), store, list(tasks))]
+    return [prepared.query for _, prepared in prepared_tasks(bundle, tasks)]
 
 
 def _stored_vectors(bundle: Bundle) -> np.ndarray:

@@ -43,13 +43,12 @@ def compare_with_whole_catalogue(
 
     Also AUC over the served candidates: of the ranker, and of each baseline for the same candidates.
     """
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
+    recommender = Recommender(bundle, MemoryStore())
     funnel, whole = Tally.empty(), Tally.empty()
     took: list[tuple[float, float]] = []
     judged: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in ("served", *BASELINES)}
     counts = Nightly(bundle, purchases)
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+    for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         retrieved_ms = prepared.stage_ms["features"] + prepared.stage_ms["retrieval"]
         funnel_ms, scores = _rank(recommender, prepared, task, funnel)
         began = time.perf_counter()
@@ -155,10 +154,10 @@ def _without_each(
     bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
 ) -> tuple[Tally, dict[str, Tally]]:
     """Return the tally as served, and for each source that brought any candidate the tally without those."""
-    served, store = Tally.empty(), MemoryStore()
+    served = Tally.empty()
     arms, brought = {source: Tally.empty() for source in ARMS}, set()
-    recommender, counts = Recommender(bundle, store), Nightly(bundle, purchases)
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+    recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         _show(recommender, prepared, scores, task, served)
         for source, tally in arms.items():
@@ -183,10 +182,9 @@ def map_hidden_items(
     Shares of all hidden items, of repeated ones, of those new to the shopper, and by the number of baskets in
     the shopper's history.
     """
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
+    recommender = Recommender(bundle, MemoryStore())
     found, repeated, baskets = [], [], []
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=Nightly(bundle, purchases)):
+    for task, prepared in prepared_tasks(bundle, tasks, counts=Nightly(bundle, purchases)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         place = np.argsort(np.argsort(-scores, kind="stable"))
         baskets += [task.history.baskets] * len(task.hidden)
@@ -214,11 +212,11 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
 
     Each system has its quality and, beside the ranker's plain order, its ratio.
     """
-    store, boot = MemoryStore(), Bootstrap([task.user_id for task in tasks])
+    boot = Bootstrap([task.user_id for task in tasks])
     names = ("as served", "the ranker's order", "with the truth among the candidates", "a perfect ranker")
     tallies = {name: Tally.empty() for name in names}
-    recommender, counts = Recommender(bundle, store), Nightly(bundle, purchases)
-    for task, prepared in prepared_tasks(recommender, store, list(tasks), counts=counts):
+    recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         _show(recommender, prepared, scores, task, tallies[names[0]])
@@ -268,13 +266,12 @@ def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: P
     columns = [name for name in ("item_id", *LEVELS, "price") if name in unknown]
     extend_index(bundle.path, retriever, folder, unknown[columns].reset_index(drop=True), [])
     extended = load_bundle(folder)
-    store = MemoryStore()
-    recommender = Recommender(extended, store)
+    recommender = Recommender(extended, MemoryStore())
     first_new = extended.statistics.known_items
     tasks = read_tasks(purchases, extended.statistics, start, end).hidden
     asked = sample([task for task in tasks if (task.hidden >= first_new).any()])
     lines = retrieved = shown = 0
-    for task, prepared in prepared_tasks(recommender, store, asked, counts=Nightly(extended, purchases)):
+    for task, prepared in prepared_tasks(extended, asked, counts=Nightly(extended, purchases)):
         new = task.hidden[task.hidden >= first_new]
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
         top = extended.statistics.codes([item.item_id for item in answer.items[:20]])

@@ -145,10 +145,9 @@ def concept_drift(
     bundle = load_bundle(bundle_path)
     window = window_s(pd.Timestamp(bundle.manifest["cut"]))
     tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window).hidden
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
+    recommender = Recommender(bundle, MemoryStore())
     shown, scores = [], []
-    for _, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K):
+    for _, prepared in prepared_tasks(bundle, tasks, DEFAULT_K):
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
         shown.append(bundle.statistics.codes([item.item_id for item in answer.items]))
         scores.append([item.score for item in answer.items])

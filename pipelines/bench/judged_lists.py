@@ -16,11 +16,9 @@ from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from feature_repo.events import Dataset
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
-from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle
 from serving.schemas import MAX_K
 from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots, weigh
-from serving.stores.online_features import MemoryStore
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,9 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
     history = np.zeros((len(tasks), HISTORY_LENGTH), np.int32)
     weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
     basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
-    bounds, store = [0], MemoryStore()
-    for i, (task, prepared) in enumerate(
-        prepared_tasks(Recommender(bundle, store), store, tasks, counts=Nightly(bundle, purchases))
-    ):
+    bounds = [0]
+    counts = Nightly(bundle, purchases)
+    for i, (task, prepared) in enumerate(prepared_tasks(bundle, tasks, counts=counts)):
         end = bounds[-1] + len(prepared.dense)
         rows = slice(bounds[-1], end)
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical

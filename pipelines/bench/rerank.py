@@ -149,11 +149,10 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
     tasks = read_tasks(purchases, bundle.statistics, start.timestamp(), end.timestamp()).hidden
     if not tasks:
         raise ValueError(f"no test basket from {start} to {end}: choose another --train-until")
-    store = MemoryStore()
-    recommender = Recommender(bundle, store)
+    recommender = Recommender(bundle, MemoryStore())
     bounds, columns = [0], []
     counts = Nightly(bundle, purchases, start)
-    for task, prepared in prepared_tasks(recommender, store, tasks, DEFAULT_K, counts):
+    for task, prepared in prepared_tasks(bundle, tasks, DEFAULT_K, counts):
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         new = np.isin(codes, task.hidden[~task.bought_before])

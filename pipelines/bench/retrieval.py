@@ -120,11 +120,11 @@ def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, floa
 
 
 def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task], counts: Nightly) -> dict[str, float]:
-    store, tally, recalls = MemoryStore(), Tally.empty(), []
-    recommender, barred = Recommender(bundle, store), bundle.profiles[name].barred
+    tally, recalls = Tally.empty(), []
+    recommender, barred = Recommender(bundle, MemoryStore()), bundle.profiles[name].barred
     some = [replace(task, profile=name) for task in tasks if not np.isin(task.hidden, barred).all()]
     hidden, passed = sum(len(task.hidden) for task in tasks), 0
-    for task, prepared in prepared_tasks(recommender, store, some, counts=counts):
+    for task, prepared in prepared_tasks(bundle, some, counts=counts):
         wanted = ~np.isin(task.hidden, barred)
         passed += int(wanted.sum())
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
