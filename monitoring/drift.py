@@ -28,6 +28,8 @@ from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
     DAY,
+    REFERENCE_EVENTS,
+    REFERENCE_LOG,
     WEEK,
     Embeddings,
     EventFrames,
@@ -35,8 +37,7 @@ from monitoring.windows import (
     Window,
     basket_lines,
     bundle_categories,
-    bundle_log,
-    bundle_purchases,
+    bundle_reference,
     event_tables,
     log_tables,
     purchases,
@@ -62,7 +63,7 @@ class DriftFound(RecoError):
 
 
 def drift_of_events(
-    dataset: Path,
+    data: Dataset,
     window: Window,
     reference: Window | Path,
     report: Path | None = None,
@@ -71,23 +72,17 @@ def drift_of_events(
     """Compare the purchases of a window with those of another window, or with a bundle's training data.
 
     Args:
-        dataset: the data set that holds the window.
+        data: the data set that holds the window.
         window: the stretch of time under test.
         reference: another stretch of the same data set, or the directory of a bundle.
         report: where to write the HTML report, if at all.
         quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
     """
-    return _drift_of_purchases(read_dataset(dataset), window, reference, report, quick)
-
-
-def _drift_of_purchases(
-    data: Dataset, window: Window, reference: Window | Path, report: Path | None, quick: bool
-) -> DriftVerdict:
     if isinstance(reference, Window):
         expected, compared = purchases(data, reference), "purchases with those of another window"
         embeddings = None
     else:
-        expected = bundle_purchases(reference)
+        expected = bundle_reference(reference, REFERENCE_EVENTS).to_pandas()
         compared = f"purchases with those before the cut of bundle {read_manifest(reference)['bundle_id']}"
         embeddings = Embeddings.of(reference).with_regions(expected["item_id"], expected["basket_id"])
         reference = _span(expected["at"])
@@ -122,7 +117,8 @@ def drift_of_log(
     """
     bundle_id, alike = str(read_manifest(bundle)["bundle_id"]), bundles_alike(bundle)
     if reference is None:
-        expected, compared = bundle_log(bundle), f"answers of bundle {bundle_id} with its evaluation"
+        expected = bundle_reference(bundle, REFERENCE_LOG)
+        compared = f"answers of bundle {bundle_id} with its evaluation"
         reference = _span(expected["answered_at"].to_pandas())
     else:
         expected, _ = _answers_of(alike, log_dir, reference)
@@ -160,7 +156,7 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     if not (bundle / "manifest.json").is_file():
         bundle = read_champion(bundle).bundle(bundle)
     drift.mkdir(parents=True, exist_ok=True)
-    verdict = _drift_of_purchases(data, window, bundle, drift / REPORT, quick=False)
+    verdict = drift_of_events(data, window, bundle, drift / REPORT)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
     return {"status": verdict.status, "reason": verdict.reason}
 

@@ -23,6 +23,7 @@ from serving.prediction_log import feature_names, feature_rows
 from serving.release.manifest import read_manifest
 from serving.stages.item_index import read_faiss
 
+REFERENCE_EVENTS, REFERENCE_LOG = "reference_events.parquet", "reference_log.parquet"  # files of a bundle
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)  # the window that a check looks at
 WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
@@ -336,24 +337,6 @@ def _weeks(at: pd.Series) -> np.ndarray:
     return np.asarray((at.max() - at).dt.days // 7) if len(at) else np.empty(0, np.int64)
 
 
-def bundle_purchases(bundle: Path) -> pd.DataFrame:
-    """Return the purchases that a bundle holds as its reference.
-
-    Raises:
-        FileNotFoundError: the bundle was not evaluated.
-    """
-    return _reference(bundle, "reference_events.parquet").to_pandas()
-
-
-def bundle_log(bundle: Path) -> pa.Table:
-    """Return the prediction-log records that a bundle holds as its reference.
-
-    Raises:
-        FileNotFoundError: the bundle was not evaluated.
-    """
-    return _reference(bundle, "reference_log.parquet")
-
-
 def bundle_categories(bundle: Path) -> dict[str, str]:
     """Return the category of each item that a bundle's catalogue holds."""
     statistics = read_statistics(bundle / "statistics")
@@ -364,7 +347,12 @@ def bundle_categories(bundle: Path) -> dict[str, str]:
     }
 
 
-def _reference(bundle: Path, name: str) -> pa.Table:
+def bundle_reference(bundle: Path, name: str) -> pa.Table:
+    """Return a reference that a bundle holds: REFERENCE_EVENTS or REFERENCE_LOG.
+
+    Raises:
+        FileNotFoundError: the bundle was not evaluated.
+    """
     manifest = read_manifest(bundle)
     if name not in manifest["files"]:
         raise FileNotFoundError(

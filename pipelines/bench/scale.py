@@ -11,7 +11,7 @@ import logging
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
@@ -109,7 +109,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
             "users": users,
             "steps": steps,
             "variants": orjson.loads((variants / "table.json").read_bytes()),
-            "lookups": lookup_shares(sorted({items // 100, items // 10, items}), TABLE_DIM),
+            "lookups": [{"items": n, **_lookups(n)} for n in sorted({items // 100, items // 10, items})],
         }
     return write_report(out_dir, "scale", figures, scale_table, before)
 
@@ -138,18 +138,14 @@ def _watched() -> Iterator[dict[str, float]]:
         used["seconds"] = time.perf_counter() - began
 
 
-def lookup_shares(sizes: Sequence[int], dim: int) -> list[dict[str, Any]]:
-    """Return, for each number of items, time of a DLRM on one thread and the share in look-ups.
+def _lookups(items: int) -> dict[str, float]:
+    """Return the time of a DLRM of so many items on one thread, and the share in look-ups.
 
     Weights are random, because they do not change the time. Items are random too, which is the worst case for
     the processor's caches.
     """
-    return [{"items": items, **_profile(items, dim)} for items in sizes]
-
-
-def _profile(items: int, dim: int) -> dict[str, float]:
     torch.manual_seed(0)
-    model = Dlrm(Shape(len(DENSE_NAMES), (items + 1, *LEVELS)), dim, items=True).eval()
+    model = Dlrm(Shape(len(DENSE_NAMES), (items + 1, *LEVELS)), TABLE_DIM, items=True).eval()
     rng = np.random.default_rng(0)
     dense = rng.random((CANDIDATES, len(DENSE_NAMES)), np.float32)
     feeds = [
@@ -171,7 +167,7 @@ def _profile(items: int, dim: int) -> dict[str, float]:
     kernels = [event for event in events if event["name"].endswith("_kernel_time")]
     lookups_us = sum(event["dur"] for event in kernels if event["args"]["op_name"] == LOOKUP)
     whole_us = sum(event["dur"] for event in kernels)
-    table_mb = items * dim * 4 / 1e6
+    table_mb = items * TABLE_DIM * 4 / 1e6
     return {"table_mb": table_mb, "ms": whole_us / 1e3 / CALLS, "share": lookups_us / whole_us}
 
 

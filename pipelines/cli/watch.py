@@ -79,6 +79,7 @@ def _verdict(
     context: Context, window: tuple[str, str], data: str, reference: tuple[str, str], page: Path | None
 ) -> DriftVerdict:
     """Compare a window of the log or, with `data`, of events; a `page` of None makes no report."""
+    from feature_repo.events import read_dataset
     from monitoring.drift import drift_of_events, drift_of_log
     from monitoring.windows import Window
     from pipelines.run.launch import dataset_of
@@ -93,7 +94,7 @@ def _verdict(
     since, until = window
     if folder:
         asked = Window.parse(since or champion.cut, until, zone)
-        return drift_of_events(folder, asked, other or bundle, page, page is None)
+        return drift_of_events(read_dataset(folder), asked, other or bundle, page, page is None)
     log_dir = context.settings().prediction_log_dir
     return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page, page is None)
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from prometheus_client import start_http_server
 
 from feature_repo.errors import CHECK_FAILED, CONFLICT, RecoError
+from feature_repo.events import read_dataset
 from feature_repo.stream.archive import EVENTS
 from monitoring.drift import bundles_alike, drift_of_events, drift_of_log
 from monitoring.gauges import WatchGauges
@@ -157,8 +157,8 @@ def _purchases(settings: Settings) -> DriftVerdict:
     if not (archive / EVENTS).is_dir():
         raise FileNotFoundError(f"{archive / EVENTS} is not there yet: start `reco stream`")
     until = read_purchases(settings.home, None)["at"].max().to_pydatetime()
-    dataset = Path(dataset_of(settings.home, str(archive)))
-    return drift_of_events(dataset, Window(until - WEEK, until), bundle, quick=True)
+    data = read_dataset(dataset_of(settings.home, str(archive)))
+    return drift_of_events(data, Window(until - WEEK, until), bundle, quick=True)
 
 
 def _answered_jumps(settings: Settings) -> list[Jump] | None:

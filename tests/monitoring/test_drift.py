@@ -5,11 +5,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from feature_repo.events import read_dataset
 from monitoring.drift import (
     LEAST_UNITS,
     LOOK_BACK,
@@ -42,6 +44,11 @@ def check_drift(
 ) -> DriftVerdict:
     """Compare two frames column by column."""
     return judge(compare([TablePair(current, reference, unit)], rules))
+
+
+def drift_in(path: Path, *compared: Any, **options: Any) -> DriftVerdict:
+    """Compare the purchases of a written data set."""
+    return drift_of_events(read_dataset(path), *compared, **options)
 
 
 def frame(rows: int = 2_000, seed: int = 0) -> pd.DataFrame:
@@ -163,9 +170,9 @@ def test_quiet_weeks_are_quiet(
     events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
 ) -> None:
     path = dataset(events(35))
-    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
     assert verdict.status == "ok", verdict.reason
-    some = drift_of_events(path, Window(day(29), day(33)), Window(day(0), day(28)), quick=True)
+    some = drift_in(path, Window(day(29), day(33)), Window(day(0), day(28)), quick=True)
     assert some.status == "insufficient_data"
     assert some.reason.startswith("the window has baskets or requests on 4 days, a whole week (6 such days)")
 
@@ -186,7 +193,7 @@ def test_a_true_change_is_found_in_one_week(
     column: str,
 ) -> None:
     path = dataset(events(28), change(events(7, first_day=28)))
-    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
     assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
 
 
@@ -195,20 +202,20 @@ def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
 ) -> None:
     dear = events(10, first_day=35).assign(price=lambda f: f["price"] * 1.3)
     path, reference = dataset(events(35), dear), Window(day(0), day(28))
-    first = drift_of_events(path, Window(day(35), day(42)), reference, quick=True)
+    first = drift_in(path, Window(day(35), day(42)), reference, quick=True)
     assert (first.status, first.columns[0].name) == ("drifted", "item_price")
-    later = drift_of_events(path, Window(day(38), day(45)), reference, quick=True)
+    later = drift_in(path, Window(day(38), day(45)), reference, quick=True)
     assert later.since is not None
     assert day(35) <= later.since <= day(38), "one to four dear days tip a week over the line"
     assert later.reason.endswith(f"; since about {later.since:%Y-%m-%d}")
-    still = drift_of_events(path, Window(day(33)), reference, quick=True)
+    still = drift_in(path, Window(day(33)), reference, quick=True)
     assert still.since is not None, "a longer window, and an open one"
     assert day(35) <= still.since <= day(38)
     assert later.place == "", "all departments alike"
-    quiet = drift_of_events(path, Window(day(28), day(35)), reference, quick=True)
+    quiet = drift_in(path, Window(day(28), day(35)), reference, quick=True)
     assert (quiet.status, quiet.since) == ("ok", None)
     path = dataset(events(35), events(40, first_day=35).assign(price=lambda f: f["price"] * 1.3))
-    old = drift_of_events(path, Window(day(68), day(75)), reference, quick=True)
+    old = drift_in(path, Window(day(68), day(75)), reference, quick=True)
     assert old.reason.endswith(f"; since before {day(75 - LOOK_BACK):%Y-%m-%d}")
 
 
@@ -218,7 +225,7 @@ def test_the_department_that_moved_most_is_named(
     number = events(7, first_day=28)["item_id"].str[1:].astype(int)
     dear = events(7, first_day=28).assign(price=lambda f: f["price"] * np.where(number % 3 == 1, 2, 1))
     path = dataset(events(28), dear)
-    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
     assert verdict.columns[0].name == "item_price"
     assert verdict.place == "department 'department 1'"
     assert "; most in department 'department 1'" in verdict.reason
@@ -236,7 +243,7 @@ def test_a_new_taste_is_found_and_named(
 ) -> None:
     path = dataset(events(28), events(7, first_day=28, mix=PIES))
     report = tmp_path / "reports" / "drift.html"
-    verdict = drift_of_events(path, Window(day(28), day(35)), Window(day(0), day(28)), report, quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), report, quick=True)
     assert verdict.status == "drifted"
     assert verdict.columns[0].name == "category"
     assert verdict.columns[0].moved[0].label == "category 30"
@@ -249,23 +256,23 @@ def test_events_are_compared_with_the_training_data_of_the_bundle(
     events: Events, dataset: Callable[..., Path], day: Day, bundle: Path
 ) -> None:
     calm = dataset(events(7, first_day=28))
-    verdict = drift_of_events(calm, Window(), bundle, quick=True)
+    verdict = drift_in(calm, Window(), bundle, quick=True)
     assert (verdict.status, verdict.reference.since is not None) == ("ok", True)
     assert "before the cut of bundle" in verdict.compared
     moved = dataset(events(7, first_day=28, mix=PIES))
-    assert drift_of_events(moved, Window(), bundle, quick=True).status == "drifted"
+    assert drift_in(moved, Window(), bundle, quick=True).status == "drifted"
 
 
 def test_purchases_of_a_bundle_show_drift_of_embeddings(
     events: Events, dataset: Callable[..., Path], bundle: Path
 ) -> None:
-    calm = drift_of_events(dataset(events(7, first_day=28)), Window(), bundle, quick=True)
+    calm = drift_in(dataset(events(7, first_day=28)), Window(), bundle, quick=True)
     assert status(calm, "basket_region") == "ok"
     other = np.where(np.arange(40) < 5, MIX / 6, MIX)  # the best-selling categories are rare now
-    moved = drift_of_events(dataset(events(7, first_day=28, mix=other)), Window(), bundle, quick=True)
+    moved = drift_in(dataset(events(7, first_day=28, mix=other)), Window(), bundle, quick=True)
     assert status(moved, "basket_region") == "alarm", moved.column("basket_region")
     assert "basket_region" not in [
-        column.name for column in drift_of_events(dataset(events(14)), Window(), Window(), quick=True).columns
+        column.name for column in drift_in(dataset(events(14)), Window(), Window(), quick=True).columns
     ], "another window has no bundle, so no vectors"
 
 

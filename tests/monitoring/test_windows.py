@@ -11,13 +11,14 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import (
+    REFERENCE_EVENTS,
+    REFERENCE_LOG,
     Embeddings,
     EventFrames,
     TablePair,
     Window,
     bundle_categories,
-    bundle_log,
-    bundle_purchases,
+    bundle_reference,
     event_tables,
     log_tables,
     purchases,
@@ -195,8 +196,8 @@ def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record
 
 
 def test_a_bundle_holds_its_reference(bundle: Path) -> None:
-    assert len(bundle_log(bundle)) == 900
-    assert bundle_purchases(bundle)["category"].nunique() == 40
+    assert len(bundle_reference(bundle, REFERENCE_LOG)) == 900
+    assert bundle_reference(bundle, REFERENCE_EVENTS).to_pandas()["category"].nunique() == 40
     assert bundle_categories(bundle)["i41"] == "category 1"
 
 
@@ -204,7 +205,7 @@ def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
     (bundle / "reference_log.parquet").unlink()
     seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
     with pytest.raises(FileNotFoundError, match="evaluate it first"):
-        bundle_log(bundle)
+        bundle_reference(bundle, REFERENCE_LOG)
 
 
 def test_a_table_can_be_narrowed() -> None:
