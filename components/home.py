@@ -27,6 +27,11 @@ class Conflict(RecoError):
     exit_code = CONFLICT
 
 
+def default_tracking_uri(home: Path) -> str:
+    """Return the registry that needs no server: SQLite and plain files under home."""
+    return f"sqlite:///{(home / 'mlflow.db').absolute()}"
+
+
 def write_json(file: Path, document: Any) -> None:
     """Write a JSON document so that a reader sees the old one or the new one, even after a power cut."""
     write_file(file, json.dumps(document, indent=1) + "\n", durable=True)

@@ -138,6 +138,9 @@ FACTS_READ_AT = Gauge(
     "Unix time when the store of facts was last read completely",
     multiprocess_mode="livemin",
 )
+FACTS_KNOWN = Gauge(
+    "reco_facts", "Prices, stock, bans, promotions and costs that are known", multiprocess_mode="livemin"
+)
 BATCH_ROWS = Histogram(
     "reco_batch_rows", "Rows of one call of a remote ranker", buckets=[2**power for power in range(15)]
 )

@@ -13,13 +13,14 @@ import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ from feature_repo.atomic_files import replaced
 from serving.metrics import LOG_OPEN, LOG_RECORDS
 from serving.schemas import Request, Response
 
+STAMP = "%Y%m%dT%H%M%S"  # when a segment began, in UTC: its name starts with it
+LONGEST = timedelta(days=2)  # from then to its last record; the setting allows a day
 _TIME = pa.timestamp("us", "UTC")
 _STRINGS = pa.list_(pa.string())
 RECORD_SCHEMA = pa.schema(
@@ -168,7 +171,7 @@ def read_log(
     """
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
     # One schema for all: columns that a segment of an older version lacks are null.
-    paths = sorted(directory.glob("*.parquet"))
+    paths = sorted(path for path in directory.glob("*.parquet") if not _is_older(path, since))
     segments = [_read_segment(path, bounds or None, features) for path in paths]
     if not segments:
         return records_to_table([], [])
@@ -176,6 +179,14 @@ def read_log(
         return pa.concat_tables([one.replace_schema_metadata() for one in segments]).sort_by("answered_at")
     names = feature_names(segments[-1])
     return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
+
+
+def _is_older(segment: Path, since: datetime | None) -> bool:
+    """Return whether a segment was surely closed before a time: its name begins with its start."""
+    if since is None or not re.match(r"\d{8}T\d{6}-", segment.name):
+        return False
+    began = datetime.strptime(segment.name[:15], STAMP).replace(tzinfo=UTC)
+    return began < since - LONGEST
 
 
 def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool) -> pa.Table:
@@ -318,7 +329,7 @@ class _Segment:
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        stamp = time.strftime(STAMP, time.gmtime())
         self._path = directory / f"{stamp}-{name}.parquet"
         self._file = _stream_of(self._path).open("xb")
         try:
@@ -355,8 +366,8 @@ def recover_segments(directory: Path) -> int:
     """
     count = 0
     for stream in sorted(directory.glob(".*.parquet.tmp")):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), stream.open("rb") as file:
-            stat = os.fstat(file.fileno())
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), stream.open("r+b") as file:
+            stat = os.fstat(file.fileno())  # NFS locks a file only if it is open for writing
             if not stat.st_size and time.time() - stat.st_mtime < 60:
                 continue  # its writer may be about to lock it
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

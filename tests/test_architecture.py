@@ -328,3 +328,15 @@ def test_plain_modules_import_under_the_kfp_runtime(package: str) -> None:
     plain = [p for p in (ROOT / package).rglob("*.py") if p.name not in {"steps.py", "__init__.py"}]
     modules = [name(path)[:-3].replace("/", ".") for path in plain]
     assert "kfp" not in loaded_by(", ".join(modules), _KFP_RUNTIME="true")
+
+
+def test_our_processes_import_nothing_from_the_folder_of_the_caller() -> None:
+    """`python -m` puts the current folder first: a calendar.py there would be imported instead of Python's."""
+    started = [
+        (file, line.strip())
+        for file in MODULES
+        for line in file.read_text().splitlines()
+        if "sys.executable, " in line and '"-m"' in line
+    ]
+    assert len(started) > 10
+    assert [one for one in started if '"-P"' not in one[1]] == []

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from components.home import write_json
-from feature_repo.errors import RecoError
+from components.home import default_tracking_uri, write_json
+from feature_repo.errors import RecoError, without_password
 
 HEAD_FILE = "history.json"
 PROMOTION_TAG = "promotion."
@@ -106,6 +106,12 @@ def _read_chain(texts: Mapping[int, str]) -> list[Promotion]:
         if line.before != earlier.hash:
             raise _broken(earlier.number, f"or line {line.number} was changed: their hashes do not agree")
     return history
+
+
+def model_of(home: Path, tracking_uri: str, name: str) -> str:
+    """Return a model's name, with its registry unless that is the home's own, which moves with the home."""
+    own = tracking_uri == default_tracking_uri(home)
+    return name if own else f"{name} at {without_password(tracking_uri)}"
 
 
 def check_head(home: Path, model: str, history: Sequence[Promotion]) -> None:

@@ -32,7 +32,7 @@ from components.ranker.certificate import EXPORTS, check_chain
 from components.ranker.ranker_artefact import GRAPH, graph_id
 from components.release.examination import Examine, examine_apart
 from components.release.gate import HEADLINE, Check, compare, enforce, verdict
-from components.release.history import Promotion, check_head, next_line, stack, write_head
+from components.release.history import Promotion, check_head, model_of, next_line, stack, write_head
 from components.release.register_bundle import read_certificates, read_evaluation
 from components.release.registry import (
     CHALLENGER,
@@ -40,10 +40,9 @@ from components.release.registry import (
     Registry,
     RegistryRefused,
     Version,
-    default_tracking_uri,
 )
 from components.release.signing import sign
-from feature_repo.errors import USAGE, RecoError, without_password
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import SIGNATURE_FILES, verify_files
@@ -247,15 +246,8 @@ def verified_history(registry: Registry, home: Path) -> list[Promotion]:
         HistoryBroken: a line is not as it was written.
     """
     history = registry.history()
-    check_head(home, _model(registry, home), history)
+    check_head(home, model_of(home, registry.tracking_uri, registry.model_name), history)
     return history
-
-
-def _model(registry: Registry, home: Path) -> str:
-    """Return a model's name, with its registry unless that is the home's own, which moves with the home."""
-    if registry.tracking_uri == default_tracking_uri(home):
-        return registry.model_name
-    return f"{registry.model_name} at {without_password(registry.tracking_uri)}"
 
 
 def champion_line(registry: Registry, home: Path) -> Promotion | None:
@@ -332,7 +324,7 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
 def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -> None:
     """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
     registry.complete()
-    write_head(home, _model(registry, home), line)
+    write_head(home, model_of(home, registry.tracking_uri, registry.model_name), line)
     path = _fetch(registry, home, version).relative_to(home)
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()

@@ -75,11 +75,6 @@ class Version:
     run_id: str
 
 
-def default_tracking_uri(home: Path) -> str:
-    """Return the registry that needs no server: SQLite and plain files under home."""
-    return f"sqlite:///{(home / 'mlflow.db').absolute()}"
-
-
 class Registry:
     """The versions of one model."""
 

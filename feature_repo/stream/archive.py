@@ -36,12 +36,14 @@ class ArchiveDamaged(ValueError):
 def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
     """Write one segment atomically; a segment of the same name is replaced.
 
+    It is on disk when this returns: then the stream's position moves on, and the merged segments are removed.
+
     Args:
         archive: the directory; created if it is missing.
         events: columns of EVENT_SCHEMA; without `version` they are of a data set.
         name: of the file, ending in .parquet.
     """
-    with replaced(archive / name) as part:
+    with replaced(archive / name, durable=True) as part:
         pq.write_table(with_version(events), part, compression="zstd")
     return archive / name
 

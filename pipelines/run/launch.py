@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from components.home import Conflict, command, read_running
+from components.home import Conflict, command, default_tracking_uri, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from feature_repo.stream.erasure import stamp
@@ -77,8 +77,6 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
     Raises:
         NoRegistry: it is a file that does not exist or is empty.
     """
-    from components.release.registry import default_tracking_uri
-
     uri = tracking_uri or default_tracking_uri(home)
     file = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
@@ -114,7 +112,6 @@ def start_training(
     check_hyper_parameters(given)
     check_train_until(given.get("train_until", ""))
     # These load KFP: the errors above come at once.
-    from components.release.registry import default_tracking_uri
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import start_run
     from pipelines.training import arguments_of, training_of

@@ -19,7 +19,7 @@ import numpy as np
 from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.errors import FactsUnavailable
-from serving.metrics import FACT_READS, FACTS_READ_AT, RULES_BROKEN
+from serving.metrics import FACT_READS, FACTS_KNOWN, FACTS_READ_AT, RULES_BROKEN
 from serving.shop.fact_store import FactStore
 from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 
@@ -198,6 +198,7 @@ class LiveFacts:
             return
         FACT_READS.labels("ok").inc()
         FACTS_READ_AT.set(time.time())
+        FACTS_KNOWN.set(sum(map(len, self._numbers.values())))
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
@@ -311,6 +312,10 @@ class Numbers:
         self._tables: dict[str | None, Table] = {}
         # Store -> codes excluded without dates, and the rows that exclude for a time.
         self._excluded: dict[str | None, tuple[np.ndarray, Table]] = {}
+
+    def __len__(self) -> int:
+        """Return how many facts are known."""
+        return sum(len(table.codes) for table in self._tables.values())
 
     def add(self, facts: list[tuple[int, Fact]]) -> None:
         """Take facts in, each with its item's code."""

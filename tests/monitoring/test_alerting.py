@@ -230,10 +230,12 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"CheckoutDegraded", "DependencySkipped"},
     ),
     "gone": ({f"up{{{JOB}}}": "1x2 0x300"}, {"CheckoutGone"}),
+    "no process": ({f"reco_processes{{{JOB}}}": "2x2 0x300"}, {"CheckoutGone"}),
     "silent stream": ({AGE: "200x300"}, {"FeaturesStale"}),
     # The first of the two holds the other back.
     "old rows": ({STALE: "0+1500x300"}, {"FeaturesStale", "CheckoutDegraded"}),
     "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
+    "lost facts": ({f"reco_facts{{{JOB}}}": "90x20 0x300"}, {"FactsLost"}),
     "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
     "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),
     "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-5999999x300"}, {"BundleOld"}),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from components import steps
+from components.home import default_tracking_uri
 from components.hyper_parameters import GROUPS, RetrieverParams
-from components.release.registry import Registry, default_tracking_uri
+from components.release.registry import Registry
 from pipelines.run.arguments import complete_arguments
 from pipelines.run.graph import WiringChanged, read_spec, step_names
 from pipelines.run.local_run import StepFailed, resume_run

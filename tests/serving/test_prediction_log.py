@@ -170,6 +170,16 @@ def test_a_killed_process_loses_only_the_end_of_its_log(tmp_path: Path) -> None:
         shutil.rmtree(left)
 
 
+def test_segments_that_ended_before_are_not_opened(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        pq.write_table(records_to_table([record()], NAMES), tmp_path / name)
+
+    write(f"{NOON - timedelta(days=1):%Y%m%dT%H%M%S}-a.parquet")
+    write("of-another-name.parquet")
+    (tmp_path / f"{NOON - timedelta(days=3):%Y%m%dT%H%M%S}-b.parquet").write_bytes(b"not read")
+    assert len(read_log(tmp_path, since=NOON - timedelta(seconds=1))) == 2
+
+
 def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -19,9 +19,9 @@ from typing import Any
 
 import mlflow.tracking  # noqa: F401 - imported once, before the forks
 
-from components.home import Conflict
+from components.home import Conflict, default_tracking_uri
 from components.release.promote_bundle import promote_bundle, rollback, verified_history
-from components.release.registry import CHAMPION, Registry, default_tracking_uri
+from components.release.registry import CHAMPION, Registry
 from feature_repo.errors import RecoError
 from serving.release.bundle import verify_files
 from serving.release.champion import read_champion

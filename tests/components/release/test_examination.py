@@ -20,12 +20,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from components.home import default_tracking_uri
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
 from components.release.examination import MemoryShort, examine, examine_apart, free_memory
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
-from components.release.registry import Registry, default_tracking_uri
+from components.release.registry import Registry
 from components.release.signing import sign
 from feature_repo.errors import UNREACHABLE
 from feature_repo.schema import DENSE_NAMES

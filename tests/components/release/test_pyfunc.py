@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from components.home import default_tracking_uri
 from components.release.register_bundle import register_bundle
-from components.release.registry import Registry, default_tracking_uri
+from components.release.registry import Registry
 from pipelines.inspect.ask import evaluation_requests
 from serving.release.golden import read_golden
 from serving.release.manifest import read_manifest

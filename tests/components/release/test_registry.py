@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from components.home import default_tracking_uri
 from components.release.history import Promotion, next_line
 from components.release.registry import (
     Registry,
     RegistryRefused,
     RegistryUnreachable,
-    default_tracking_uri,
     is_own_place,
 )
 from tests.chaos.listening import http_answers

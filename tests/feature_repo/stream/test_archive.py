@@ -1,5 +1,6 @@
 """Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -331,3 +332,13 @@ def pieces(events: Sequence[dict[str, Any]], random: Random) -> list[Sequence[di
     """Cut the events into segments of any size."""
     cuts = sorted(random.randint(0, len(events)) for _ in range(2))
     return [part for part in (events[: cuts[0]], events[cuts[0] : cuts[1]], events[cuts[1] :]) if part]
+
+
+def test_a_segment_is_on_disk_before_its_messages_are_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
+    write_segment(tmp_path, EVENT_SCHEMA.empty_table(), BASE)
+    assert BASE in synced[0]
+    assert synced[1] == str(tmp_path)

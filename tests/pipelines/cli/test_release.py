@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from components.home import locked
+from components.home import default_tracking_uri, locked
 from components.release.history import Promotion
-from components.release.registry import Registry, default_tracking_uri
+from components.release.registry import Registry
 from serving.release.manifest import read_manifest
 from serving.release.signatures import check_signed
 from tests.pipelines.cli.conftest import reco

@@ -434,3 +434,12 @@ def test_a_running_endpoint_applies_and_shows_facts(
         assert columns["coupon"]["data"] == [""] * len(columns["item_id"]["data"])  # it ended years ago
         assert 'reco_fact_reads_total{outcome="failed"}' in client.get("/metrics").text
     facts.close()
+
+
+def test_the_number_of_known_facts_is_shown(tmp_path: Path) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    for facts, known in (([], 0.0), ([stock("i1", 3.0), stock("i1", 2.0, "s"), stock("i2", 1.0)], 3.0)):
+        store.write(facts)
+        LiveFacts(CATALOGUE, SqliteFactStore(tmp_path / "facts.db")).close()
+        assert REGISTRY.get_sample_value("reco_facts") == known
+    store.close()
