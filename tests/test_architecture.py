@@ -331,7 +331,7 @@ def test_plain_modules_import_under_the_kfp_runtime(package: str) -> None:
 
 
 def test_our_processes_import_nothing_from_the_folder_of_the_caller() -> None:
-    """`python -m` puts the current folder first: a calendar.py there would be imported instead of Python's."""
+    """`python -m` puts the current folder first: a calendar.py there would be taken for that of Python."""
     started = [
         (file, line.strip())
         for file in MODULES
