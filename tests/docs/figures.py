@@ -22,6 +22,7 @@ FIGURES = ROOT / "docs" / "figures"
 BESIDE = ("alerts", "peers", "release")
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 SLOWER = "slower"  # of the second machine: an extract of its results
+FULL = "full"  # of `reco run` and `reco run --full`, one after the other: an extract of their evaluations
 PUBLISHED = (*(bench.name for bench in PLAN), *BESIDE)
 
 
@@ -159,6 +160,7 @@ def figures_page() -> str:
     """Return the page of figures, each section from one result file."""
     parts = [
         quality(measured("quality")),
+        full(measured(FULL)),
         peers(measured("peers")),
         load(measured("load")),
         latency(),
@@ -232,6 +234,28 @@ def quality(found: Any) -> str:
         + (two_stages(found) if "two_stages" in found else "")
         + made("quality")
         + "\n\n![NDCG@10 of the served path and of the baselines](quality.png)\n"
+    )
+
+
+def full(found: Any) -> str:
+    """Return both sizes of a training: what they serve, how long they take and how much memory."""
+    metrics = ("ndcg_at_10", "recall_at_20", "new_recall_at_20", "strangers_recall_at_20")
+    rows = [
+        (
+            code(command),
+            *(f"{run[m]:.4f} [{run['interval'][m][0]:.3f}, {run['interval'][m][1]:.3f}]" for m in metrics),
+            f"{run['elapsed_s'] / 60:.0f}",
+            f"{run['peak_memory_mib']:,}",
+        )
+        for command, run in zip(("reco run", "reco run --full"), found["runs"].values(), strict=True)
+    ]
+    columns = ("run", "NDCG@10", "Recall@20", "of new items", "of strangers", "minutes", "MiB")
+    machine = f"{found['machine']['cores']} cores of an {found['machine']['cpu']}"
+    return (
+        "## All five teachers\n\n"
+        f"Commit {found['commit']}, {machine}. The second run had the tests beside it.\n\n"
+        + table(columns, rows)
+        + "\n`full.json` has these numbers.\n"
     )
 
 
