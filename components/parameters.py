@@ -91,6 +91,8 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
         hint = closest(name, known, "it has")
         raise TypeError(f"{kind.__name__} has no parameter {name!r}: {hint}")
     default = known[name]
+    if isinstance(default, dict):
+        value = _whole(value)
     if isinstance(default, bool) or not isinstance(default, int | float):
         expected: tuple[type, ...] = (type(default),)
         value = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
@@ -104,6 +106,13 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
         )
     _check_range(f"{kind.__name__}.{name}", value, default)
     return value
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value with whole numbers as ints, at every depth: a step gets them as floats."""
+    if isinstance(value, Mapping):
+        return {key: _whole(one) for key, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_range(name: str, value: Any, default: Any) -> None:

@@ -139,7 +139,7 @@ FACTS_READ_AT = Gauge(
     multiprocess_mode="livemin",
 )
 FACTS_KNOWN = Gauge(
-    "reco_facts", "Prices, stock, bans, promotions and costs that are known", multiprocess_mode="livemin"
+    "reco_facts", "Facts that are known, by kind, once all were read", ["fact"], multiprocess_mode="livemin"
 )
 BATCH_ROWS = Histogram(
     "reco_batch_rows", "Rows of one call of a remote ranker", buckets=[2**power for power in range(15)]

@@ -171,7 +171,8 @@ def read_log(
     """
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
     # One schema for all: columns that a segment of an older version lacks are null.
-    paths = sorted(path for path in directory.glob("*.parquet") if not _is_older(path, since))
+    every = sorted(directory.glob("*.parquet"))
+    paths = [path for path in every if not _is_older(path, since)] or every[-1:]  # one has the columns' names
     segments = [_read_segment(path, bounds or None, features) for path in paths]
     if not segments:
         return records_to_table([], [])
@@ -185,8 +186,7 @@ def _is_older(segment: Path, since: datetime | None) -> bool:
     """Return whether a segment was surely closed before a time: its name begins with its start."""
     if since is None or not re.match(r"\d{8}T\d{6}-", segment.name):
         return False
-    began = datetime.strptime(segment.name[:15], STAMP).replace(tzinfo=UTC)
-    return began < since - LONGEST
+    return segment.name[:15] < (since.astimezone(UTC) - LONGEST).strftime(STAMP)
 
 
 def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool) -> pa.Table:
@@ -329,7 +329,7 @@ class _Segment:
 
     def __init__(self, directory: Path, name: str, schema: pa.Schema) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        stamp = time.strftime(STAMP, time.gmtime())
+        stamp = time.strftime(STAMP, time.gmtime(time.time()))
         self._path = directory / f"{stamp}-{name}.parquet"
         self._file = _stream_of(self._path).open("xb")
         try:
@@ -366,7 +366,8 @@ def recover_segments(directory: Path) -> int:
     """
     count = 0
     for stream in sorted(directory.glob(".*.parquet.tmp")):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError), stream.open("r+b") as file:
+        not_ours = (FileNotFoundError, BlockingIOError, PermissionError)
+        with contextlib.suppress(*not_ours), stream.open("r+b") as file:
             stat = os.fstat(file.fileno())  # NFS locks a file only if it is open for writing
             if not stat.st_size and time.time() - stat.st_mtime < 60:
                 continue  # its writer may be about to lock it

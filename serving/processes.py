@@ -347,8 +347,7 @@ def metrics_folder() -> Iterator[str]:
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     for left in place.glob(f"{FOLDER}[0-9]*-*"):  # by an endpoint that was killed
-        # In a container each endpoint has the number of the one before it.
-        if (parent := parent_of(str(left))) == os.getpid() or not psutil.pid_exists(parent):
+        if not psutil.pid_exists(parent_of(str(left))):
             shutil.rmtree(left, ignore_errors=True)  # it may belong to another user
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", dir=place) as folder:
         yield folder

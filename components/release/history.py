@@ -111,7 +111,7 @@ def _read_chain(texts: Mapping[int, str]) -> list[Promotion]:
 def model_of(home: Path, tracking_uri: str, name: str) -> str:
     """Return a model's name, with its registry unless that is the home's own, which moves with the home."""
     own = tracking_uri == default_tracking_uri(home)
-    return name if own else f"{name} at {without_password(tracking_uri)}"
+    return name if own else f"{name} at {without_password(tracking_uri).rstrip('/')}"
 
 
 def check_head(home: Path, model: str, history: Sequence[Promotion]) -> None:

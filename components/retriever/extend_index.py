@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
 
+_LARGEST = float(np.finfo(np.float32).max)
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 
 
@@ -181,13 +181,12 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
             raise ValueError(f"item {item} is no new one: the bundle knows it already")
     if new["item_id"].duplicated().any():
         raise ValueError(f"item {new.loc[new['item_id'].duplicated(), 'item_id'].iloc[0]} comes twice")
-    for name, highest, expected in (
-        ("price", sys.float_info.max, "a number from 0, or nothing"),
-        ("is_private", 1, "1 for the shop's own brand, else 0"),
-    ):
+    expect = {"price": "a number from 0, or nothing", "is_private": "1 for an own brand, else 0"}
+    for name, expected in expect.items():
         if name in new:
-            valid = pd.to_numeric(new[name], errors="coerce").between(0, highest) | new[name].isna()
-            if not valid.all():
+            number = pd.to_numeric(new[name], errors="coerce")
+            in_range = number.isin((0, 1)) if name == "is_private" else number.between(0, _LARGEST)
+            if not (valid := in_range | new[name].isna()).all():
                 item, value = new.loc[~valid, ["item_id", name]].iloc[0]
                 raise ValueError(f"item {item} has {name} {value}: expected {expected}")
     if unknown := [item for item in removed if item not in statistics.code_of]:

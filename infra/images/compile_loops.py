@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-command = [sys.executable, "-m", "serving.server", "--bundle", sys.argv[1]]
+command = [sys.executable, "-P", "-m", "serving.server", "--bundle", sys.argv[1]]
 ready = False
 with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
     assert server.stderr is not None

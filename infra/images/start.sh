@@ -3,4 +3,4 @@
 # The pod's /tmp outlives a container: a folder that a start before this one left, whole or not, is overwritten.
 set -e
 cp -rT /opt/reco/kernels "$NUMBA_CACHE_DIR"
-exec python -m serving.server "$@"
+exec python -P -m serving.server "$@"

@@ -16,7 +16,7 @@ from components.evaluation.baselines import BASELINES
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import Bootstrap, Tally, auc, ratios, summary
 from components.evaluation.nightly import Nightly
-from components.evaluation.protocol import Task, last_baskets, read_tasks
+from components.evaluation.protocol import Task, last_baskets, purchases_in, read_tasks
 from components.retriever.extend_index import extend_index
 from feature_repo.aggregates import no_events
 from feature_repo.events import Dataset
@@ -187,7 +187,7 @@ def map_hidden_items(
     for task, prepared in prepared_tasks(bundle, tasks, counts=Nightly(bundle, purchases)):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         place = np.argsort(np.argsort(-scores, kind="stable"))
-        baskets += [task.history.baskets] * len(task.hidden)
+        baskets += [purchases_in(task.history).baskets] * len(task.hidden)
         for item, is_repeat in zip(task.hidden.tolist(), task.bought_before.tolist(), strict=True):
             [at] = np.flatnonzero(prepared.candidates.codes == item)[:1].tolist() or [-1]
             source = "not retrieved" if at < 0 else SOURCES[prepared.candidates.source[at]]

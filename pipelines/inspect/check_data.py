@@ -17,6 +17,7 @@ from components.data.ingest_events import (
 )
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
+from pipelines.run.launch import check_train_until
 from pipelines.tables import table
 
 SHOWN = 10  # refused rows in the text; the document has all
@@ -34,6 +35,7 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
     Raises:
         EventsInvalid: the data can't be found, read or used; the message says why.
     """
+    check_train_until(train_until)
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "dataset"
         found: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from serving.release.champion import read_champion
 _RESTRICTED = re.compile(
     r"\b(tobacco|cigar\w*|beers?|ales?|wines?|liquors?|spirits?|alcohol\w*)\b", re.IGNORECASE
 )
-_HARMLESS = re.compile(r"\bnon\b|\b(alcohol|nicotine|tobacco)[- ]?free\b", re.IGNORECASE)
+_HARMLESS = re.compile(r"\bnon\b|\b(alc\w*|nicotine|tobacco)\W?free\b", re.IGNORECASE)
 _SELECTORS = {"department": "departments", "category": "categories"}
 _TEXT = """\
 # Rules say what no model can know. A running endpoint follows this file within two seconds.

@@ -113,7 +113,7 @@ class Supervisor:
         self._stop.set()
 
     def run(self) -> None:
-        """Start every part, then keep them alive until `stop`, SIGINT or SIGTERM.
+        """Start every part, then keep them alive until `stop`, Ctrl-C, SIGTERM or the end of the terminal.
 
         Raises:
             PartFailed: one of them did not become ready; its last words are in the message.

@@ -58,12 +58,17 @@ def watch_home(
         say: takes a line for people.
         result: asked in each look how the last retraining ended, where `retrain` does not wait for it.
     """
+
+    def unless_stopped(verdict: DriftVerdict) -> dict[str, Any]:
+        assert retrain
+        return {"started": False, "said": "not started: stopped"} if stop.is_set() else retrain(verdict)
+
     gauges, looks = WatchGauges(), 0
     server, thread = start_http_server(address[1], address[0], gauges.registry)
     try:
         while not stop.is_set():
             began = time.monotonic()
-            for line in look(settings, gauges, retrain, result):
+            for line in look(settings, gauges, retrain and unless_stopped, result):
                 say(line)
             looks += 1
             stop.wait(max(0.0, every_s - (time.monotonic() - began)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -191,9 +192,11 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             return {**outcome, "promoted": True, "said": said}
         return {**outcome, "promoted": False, "said": f"the champion stays: {error}"}
     except BaseException as error:
-        # On a conflict the new run belongs to another process. One that was stopped may be tried again.
-        stopped = isinstance(error, Conflict | KeyboardInterrupt)
-        if stopped or before >= {run.run_id for run in list_runs(home)}:
+        # On a conflict the new run is not ours. A stopped one may be tried again, unless it has promoted.
+        new = [run for run in list_runs(home) if run.run_id not in before]
+        promoted_any = any(run.outputs().get("promote-bundle") for run in new)
+        stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
+        if isinstance(error, Conflict) or stopped or not new:
             release_retrain(decision, home)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
@@ -292,14 +295,16 @@ def dataset_of(home: Path, data: str) -> Path:
     if source in BUILT_IN and (existing := run_datasets(home, source)):
         return existing[0]
     path = Path(source).resolve()
-    folder = home / "datasets" / f"{path.name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # folders elsewhere may have the same name
+    folder = home / "datasets" / (source if source in BUILT_IN else f"{path.name}-{number}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # two watches may read the same folder
         while True:
             seen = stamp(home)
             ingest_events(source, folder, allowed_ratio(home, source), NO_CUT, str(home))
-            if stamp(home) == seen:  # else an erasure was requested meanwhile
+            if stamp(home) == seen:
                 return folder
+            shutil.rmtree(folder)  # an erasure was requested meanwhile
 
 
 def allowed_ratio(home: Path, source: str) -> float:

@@ -13,8 +13,7 @@ from types import FrameType
 def on_stop(stop: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and a terminal that closes call `stop` until the block ends.
 
-    A signal that is ignored stays so: under `nohup` a terminal may close. In another thread than the main one
-    nothing changes: its owner stops it.
+    Under `nohup` a terminal may close. In another than the main thread nothing changes: its owner stops it.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -23,11 +22,10 @@ def on_stop(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, handle)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    heard = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in heard}
     try:
         yield
     finally:

@@ -198,7 +198,8 @@ class LiveFacts:
             return
         FACT_READS.labels("ok").inc()
         FACTS_READ_AT.set(time.time())
-        FACTS_KNOWN.set(sum(map(len, self._numbers.values())))
+        for kind, numbers in self._numbers.items():
+            FACTS_KNOWN.labels(kind).set(len(numbers))
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""

@@ -65,6 +65,9 @@ def read_profile(given: Mapping[str, Any]) -> Profile:
         TypeError, ValueError, KeyError: it is invalid.
     """
     items = given["items"]
+    for name, value in given["search"].items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"search {name} is {value!r:.40}: expected a whole number from 1")
     return Profile(Quotas(**given["quotas"]), dict(given["search"]), items and ItemFilter(**items))
 
 

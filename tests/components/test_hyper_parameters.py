@@ -72,6 +72,7 @@ def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
             {"profiles": {"lunch": {"items": {"column": "colour", "above_quantile": 0.5}}}},
             "colour",
         ),
+        (BundleParams, {"profiles": {"x": {"search": {"nprobe": "x"}}}}, "'x': search nprobe is 'x'"),
         (StudentParams, {"dropout": 1.0}, "dropout is 1"),
         (StudentParams, {"pointwise_weight": -3.0}, "pointwise_weight is -3"),
         (RankerParams, {"table_decay": -1.0}, "table_decay is -1"),
@@ -82,3 +83,9 @@ def test_a_value_that_a_later_step_would_refuse_is_refused_at_once(
 ) -> None:
     with pytest.raises(TypeError, match=told):
         read_params(group, given)
+
+
+def test_whole_numbers_in_a_profile_may_have_come_as_floats() -> None:
+    given = {"x": {"quotas": {"tower": 300.0}, "search": {"nprobe": 8.0}}}
+    [profile] = read_params(BundleParams, {"profiles": given}).read_profiles({}).values()
+    assert (profile.quotas.tower, profile.search) == (300, {"nprobe": 8})

@@ -14,6 +14,7 @@ from components.measurement import measured_on
 def test_the_commit_is_that_of_our_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed into an environment, the code may lie in the folder of another repository."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    git += ["-c", "commit.gpgsign=false"]
     subprocess.run([*git, "init", "-q"], check=True)
     module = tmp_path / "lib" / "measurement.py"
     module.parent.mkdir()

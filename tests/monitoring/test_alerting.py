@@ -171,6 +171,9 @@ QUIET = {
     IN_TIME: GOOD,
     AGE: "5x300",
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "0+15x300",
+    f'reco_facts{{{JOB},fact="stock"}}': "90x300",
+    f'reco_facts{{{JOB},fact="cost"}}': "0x300",
+    f"reco_processes{{{JOB}}}": "2x300",
     f'reco_champion_served{{{JOB},slot=""}}': "1x300",
     f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "0+15x300",
     # A slot answers from its bundle and follows no champion.
@@ -200,6 +203,8 @@ UNDER_EVERY_LINE = {
     IN_TIME: "0+148.6x300",
     AGE: "119x300",
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "-59+15x300",
+    f'reco_facts{{{JOB},fact="stock"}}': "1x279 0x20",
+    f"reco_processes{{{JOB}}}": "1x279 0x20",
     f'reco_champion_served{{{JOB},slot=""}}': "1x264 0x30",
     f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "-119+15x300",
     f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": f"-{64 * 86_400}x300",
@@ -235,7 +240,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     # The first of the two holds the other back.
     "old rows": ({STALE: "0+1500x300"}, {"FeaturesStale", "CheckoutDegraded"}),
     "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
-    "lost facts": ({f"reco_facts{{{JOB}}}": "90x20 0x300"}, {"FactsLost"}),
+    "lost facts": ({f'reco_facts{{{JOB},fact="stock"}}': "90x20 0x300"}, {"FactsLost"}),
     "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
     "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),
     "old": ({f"reco_bundle_cut_timestamp_seconds{{{JOB}}}": "-5999999x300"}, {"BundleOld"}),

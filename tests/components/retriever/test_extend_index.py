@@ -1,6 +1,7 @@
 """A bundle with a new item finds it, one without an item never shows it, and the models stay as they are."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_a_file_of_items_keeps_ids_as_text(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(ValueError, match="no CSV file of items"):
         read_new_items(tmp_path / "empty.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "value"), [("price", -3.0), ("price", 1e39), ("price", "dear"), ("is_private", 0.5)]
+)
+def test_a_number_that_cannot_be_is_refused(
+    toy_line: Path, tmp_path: Path, column: str, value: float | str
+) -> None:
+    items = pd.DataFrame({"item_id": ["new-1", "new-2"], column: [1.0, value]})
+    with pytest.raises(ValueError, match=re.escape(f"item new-2 has {column} {value}: expected")):
+        extend_index(toy_line / "evaluated", toy_line / "retriever", tmp_path / "extended", items, [])
 
 
 @pytest.fixture

@@ -11,7 +11,15 @@ from tests.champions import promote_sealed
 
 CATEGORIES = [
     *("CIGARETTES", "CIGARS", "TOBACCO OTHER", "BEERS/ALES", "DOMESTIC WINE", "DUTY FREE LIQUOR"),
-    *("SMOKED MEATS", "SMOKING CESSATIONS", "NON ALCOHOLIC BEER", "ALCOHOL-FREE WINE", "SALES", "TOMATOES"),
+    *(
+        "SMOKED MEATS",
+        "SMOKING CESSATIONS",
+        "NON ALCOHOLIC BEER",
+        "ALCOHOL-FREE WINE",
+        "BEERS ALC/FREE",
+        "SALES",
+        "TOMATOES",
+    ),
 ]
 
 

@@ -239,7 +239,7 @@ def test_no_part_outlives_a_supervisor_that_is_killed(parent: tuple[subprocess.P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_group_and_a_second_one_kills_it(
     tmp_path: Path, parent: tuple[subprocess.Popen[bytes], int], number: signal.Signals
 ) -> None:

@@ -1,6 +1,7 @@
 """One step under kfp.local in a process of its own."""
 
 import inspect
+import os
 import tempfile
 import time
 from functools import partial
@@ -67,10 +68,6 @@ def test_a_step_gets_its_threads_unless_the_environment_says(
     assert process.peak_mib > 10
 
 
-def cmdline(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a process that ended
-
-
 def report_alone(spec: Spec, folder: Path) -> Spec:
     (folder / "total").mkdir()
     given = {"add-up": Outputs({}, {"total": folder / "total"})}
@@ -103,8 +100,11 @@ def test_steps_end_with_their_server_and_none_starts_without(tmp_path: Path, spe
     with StepServer(tmp_path / "server") as server:
         process = StepProcess(server, alone, tmp_path / "w", tmp_path / "log", 1)
         said(process)
-        own_log = str(tmp_path / "server").encode()
-        [own] = [one for one in psutil.Process().children() if own_log in cmdline(one.pid)]
+        [own] = [
+            one
+            for one in psutil.process_iter(["ppid", "cmdline"])
+            if one.info["ppid"] == os.getpid() and str(tmp_path / "server") in (one.info["cmdline"] or ())
+        ]
         own.kill()
         assert ended(process).has_ended()
         assert process.close() is None

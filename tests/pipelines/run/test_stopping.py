@@ -22,7 +22,7 @@ def test_a_signal_calls_the_way_to_end_and_then_its_handler_of_before(number: si
     assert heard == ["stop", "before"]
 
 
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_under_nohup_a_terminal_may_close() -> None:
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with on_stop(lambda: pytest.fail("stopped")):

@@ -441,5 +441,5 @@ def test_the_number_of_known_facts_is_shown(tmp_path: Path) -> None:
     for facts, known in (([], 0.0), ([stock("i1", 3.0), stock("i1", 2.0, "s"), stock("i2", 1.0)], 3.0)):
         store.write(facts)
         LiveFacts(CATALOGUE, SqliteFactStore(tmp_path / "facts.db")).close()
-        assert REGISTRY.get_sample_value("reco_facts") == known
+        assert REGISTRY.get_sample_value("reco_facts", {"fact": "stock"}) == known
     store.close()

@@ -97,8 +97,8 @@ def test_a_variant_has_the_settings_of_ours() -> None:
 )
 def test_a_variant_changes_one_part(name: str, fields: dict[str, str]) -> None:
     command = arm(name).command(setup("student", pruned="pruned"))
-    assert command[2] == "pipelines.bench.load.arm_variants"
-    assert json.loads(command[3]) == {"bundle": "bundle", **fields}
+    assert command[3] == "pipelines.bench.load.arm_variants"
+    assert json.loads(command[4]) == {"bundle": "bundle", **fields}
     assert bool(arm(name).needs) == bool({"graph", "weights"} & set(fields))
 
 
