@@ -19,6 +19,7 @@ from feature_repo.stream.archive import BASE, EVENTS, write_segment
 from feature_repo.toy_shop import toy_dataset
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
 from pipelines.run.submit import ApiUnreachable, NotRepeated
@@ -171,3 +172,19 @@ def test_the_watch_serves_its_gauges_until_it_is_stopped(tmp_path: Path) -> None
 
     assert watch_home(settings, 1.0, address, None, stop, say) == 1
     assert 'reco_kpi_sessions{rung="full"}' in pages[0]
+
+
+def test_a_watch_that_was_stopped_during_a_look_starts_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, lines = threading.Event(), list[str]()
+    verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+
+    def interrupted(settings: Settings, gauges: Any, retrain: Any, result: Any) -> list[str]:
+        stop.set()
+        return [retrain(verdict)["said"]]
+
+    monkeypatch.setattr("pipelines.live.watching.look", interrupted)
+    address = ("127.0.0.1", claim_port(0, ""))
+    watch_home(Settings(home=tmp_path), 1.0, address, lambda _: pytest.fail("trained"), stop, lines.append)
+    assert lines == ["not started: stopped"]

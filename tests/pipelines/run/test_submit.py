@@ -93,7 +93,9 @@ class Api(BaseHTTPRequestHandler):
             found = [{"experiment_id": i, "display_name": n} for n, i in self.server.experiments.items()]
             return self._answer({"experiments": found})
         if path == "/apis/v2beta1/recurringruns":
-            return self._answer({"recurringRuns": list(self.server.recurring.values())})
+            first, held = int(query.get("page_token", ["0"])[0]), list(self.server.recurring.values())
+            more = {"next_page_token": str(first + 1)} if first + 1 < len(held) else {}
+            return self._answer({"recurringRuns": held[first : first + 1], **more})  # one of a page
         if path == "/apis/v2beta1/runs":
             assert (query["experiment_id"], query["sort_by"]) == (["e1"], ["created_at desc"])
             first = int(query.get("page_token", ["0"])[0])
@@ -318,6 +320,10 @@ def test_a_schedule_takes_the_place_of_the_one_before(cluster: Cluster) -> None:
     assert made["runtime_config"]["parameters"] == ARGUMENTS
     assert made["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
     assert (made["mode"], made["no_catchup"], made["max_concurrency"]) == ("ENABLE", True, 1)
+    cluster.recurring = {"s0": {"recurring_run_id": "s0", "display_name": "of others"}, "s2": made}
+    third = schedule_pipeline(sums, cluster.url, ARGUMENTS, "0 0 7 * * *")
+    assert third.replaced == 1, "it was on the second page"
+    assert list(cluster.recurring) == ["s0", third.recurring_run_id]
 
 
 def run_of(version: str, **parameters: object) -> dict[str, Any]:
