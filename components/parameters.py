@@ -91,15 +91,13 @@ def _value(kind: type, known: dict[str, Any], name: str, value: Any) -> Any:
         hint = closest(name, known, "it has")
         raise TypeError(f"{kind.__name__} has no parameter {name!r}: {hint}")
     default = known[name]
-    if isinstance(default, dict):
-        value = _whole(value)
     if isinstance(default, bool) or not isinstance(default, int | float):
         expected: tuple[type, ...] = (type(default),)
         value = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
     else:
         expected = (int,) if isinstance(default, int) else (int, float)
-    if expected == (int,) and isinstance(value, float) and value.is_integer():
-        value = int(value)
+    if expected in ((int,), (dict,)):
+        value = _whole(value)
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
         raise TypeError(
             f"{kind.__name__}.{name} is {value!r}, expected {expected[-1].__name__} like {default!r}"

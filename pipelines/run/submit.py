@@ -191,15 +191,19 @@ def _experiment(host: str, experiment: str, namespace: str, token: str) -> Itera
 
 def _trainings(client: Any, experiment_id: str) -> Iterator[Any]:
     """Yield the runs of an experiment that train, newest first."""
-    page = ""
-    while True:
-        listed = client.list_runs(page, 100, "created_at desc", experiment_id)
+    for listed in _pages(lambda page: client.list_runs(page, 100, "created_at desc", experiment_id)):
         for run in listed.runs or ():
             if run.runtime_config and CUT in (run.runtime_config.parameters or {}):
                 yield run
-        page = listed.next_page_token
-        if not page:
-            return
+
+
+def _pages(read: Callable[[str], Any]) -> Iterator[Any]:
+    """Yield every page of a list of the API; `read` takes the token of one."""
+    page = read("")
+    yield page
+    while page.next_page_token:
+        page = read(page.next_page_token)
+        yield page
 
 
 def schedule_pipeline(
@@ -251,13 +255,8 @@ def schedule_pipeline(
 
 def _schedules(client: Any, experiment_id: str, name: str) -> Iterator[str]:
     """Yield the numbers of an experiment's recurring runs of that name."""
-    page = ""
-    while True:
-        listed = client.list_recurring_runs(page, 100, experiment_id=experiment_id)
+    for listed in _pages(lambda page: client.list_recurring_runs(page, 100, experiment_id=experiment_id)):
         yield from (one.recurring_run_id for one in listed.recurring_runs or () if one.display_name == name)
-        page = listed.next_page_token
-        if not page:
-            return
 
 
 def _root(host: str) -> str:
