@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any, TypeVar
@@ -50,29 +50,23 @@ def read_arguments(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_positive(settings: Any, *names: str) -> None:
     """Raise TypeError for a field that is 0 or less, naming it."""
-    for name in names:
-        if not getattr(settings, name) > 0:
-            raise TypeError(
-                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected more than 0"
-            )
+    _require(settings, names, lambda value: value > 0, "more than 0")
 
 
 def require_at_least_0(settings: Any, *names: str) -> None:
     """Raise TypeError for a field that is below 0, naming it."""
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            raise TypeError(
-                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected 0 or more"
-            )
+    _require(settings, names, lambda value: value >= 0, "0 or more")
 
 
 def require_share(settings: Any, *names: str) -> None:
     """Raise TypeError for a field that is no share from 0 to 1, naming it."""
+    _require(settings, names, lambda value: 0 <= value <= 1, "a share from 0 to 1")
+
+
+def _require(settings: Any, names: Iterable[str], holds: Callable[[Any], bool], expected: str) -> None:
     for name in names:
-        if not 0 <= getattr(settings, name) <= 1:
-            raise TypeError(
-                f"{type(settings).__name__}.{name} is {getattr(settings, name)}, expected a share from 0 to 1"
-            )
+        if not holds(value := getattr(settings, name)):
+            raise TypeError(f"{type(settings).__name__}.{name} is {value}, expected {expected}")
 
 
 def overlay(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
