@@ -138,6 +138,11 @@ FACTS_READ_AT = Gauge(
     "Unix time when the store of facts was last read completely",
     multiprocess_mode="livemin",
 )
+FACTS_COMPLETE_UNTIL = Gauge(
+    "reco_facts_complete_timestamp_seconds",
+    "Unix time until which the stream has stored all facts; 0 without a stream",
+    multiprocess_mode="livemin",
+)
 FACTS_KNOWN = Gauge(
     "reco_facts", "Facts that are known, by kind, once all were read", ["fact"], multiprocess_mode="livemin"
 )

@@ -2,12 +2,16 @@
 
 A sold-out item must be gone within two seconds, even behind a backlog of events. Each message is written, or
 becomes a dead letter with its reason, before the position is committed; a repeated fact changes nothing.
+
+Readers cannot see that a store refuses writes. So the stream notes in it, once a second, until when it holds
+all facts of each partition.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -20,6 +24,7 @@ log = logging.getLogger(__name__)
 TURN_MESSAGES = 5_000
 TURN_S = 0.05  # how long a turn waits for messages
 RETRY_S = 0.5
+BEAT_S = 1.0
 # Messages -> for each the reason why it is invalid, or None.
 FactSink = Callable[[list[bytes]], list[str | None]]
 
@@ -27,22 +32,32 @@ FactSink = Callable[[list[bytes]], list[str | None]]
 class FactStream:
     """The consumer of the facts topic; its group is the stream's with the suffix `-facts`."""
 
-    def __init__(self, settings: KafkaSettings, sink: FactSink, letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        sink: FactSink,
+        letters: DeadLetters,
+        beat: Callable[[list[int]], None],
+    ) -> None:
         """Prepare a consumer, which connects in `run`.
 
         Args:
             settings: the address of the broker.
             sink: writes the messages; OSError means that the store is away.
             letters: get the invalid messages, and hold the counts.
+            beat: notes that the store holds all facts of these partitions now.
         """
-        self._topic, self._sink, self._letters = settings.facts_topic, sink, letters
+        self._topic, self._sink, self._letters, self._beat = settings.facts_topic, sink, letters, beat
         self._waiting: list[Message] = []  # consumed, but not written: the store is away
         self._positions: dict[int, int] = {}  # written, but not committed
-        self._consumer = Consumer(consumer_config(settings, f"{settings.group}-facts"), logger=log)
+        self._ended: set[int] = set()  # partitions that were read to their end
+        self._beat_at = 0.0
+        config = consumer_config(settings, f"{settings.group}-facts") | {"enable.partition.eof": True}
+        self._consumer = Consumer(config, logger=log)
 
     def run(self, stop: threading.Event) -> None:
         """Write facts until `stop` is set."""
-        self._consumer.subscribe([self._topic])
+        self._consumer.subscribe([self._topic], on_assign=self._assigned)
         try:
             while not stop.is_set():
                 self.turn(stop)
@@ -57,7 +72,10 @@ class FactStream:
         for message in self._consumer.consume(TURN_MESSAGES, 0 if self._waiting else TURN_S):
             if (error := message.error()) is None:
                 self._waiting.append(message)
-            elif error.code() != KafkaError._PARTITION_EOF:
+                self._ended.discard(place_of(message)[1])
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.add(place_of(message)[1])
+            else:
                 log.warning("the broker says: %s", error.str())
         if self._waiting:
             try:
@@ -76,6 +94,14 @@ class FactStream:
                 self._positions[partition] = offset + 1
             self._waiting = []
         self._commit()
+        if (now := time.monotonic()) - self._beat_at >= BEAT_S:
+            self._beat_at = now
+            own = {one.partition for one in self._consumer.assignment()}
+            self._beat(sorted(self._ended & own))
+
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget how far a partition was read when this consumer had it before."""
+        self._ended.difference_update(one.partition for one in partitions)
 
     def _commit(self) -> None:
         """Commit the written messages, once the broker has confirmed or refused their dead letters."""

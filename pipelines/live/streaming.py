@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +38,10 @@ def run_stream(settings: Settings, kafka: KafkaSettings, on_ready: Callable[[], 
             rows = OnlineRows(lambda: open_feature_store(settings.home, settings.store_url))
             stream = Stream(settings.home, rows, kafka)
             fact_stream = FactStream(
-                kafka, lambda messages: take_facts(facts, messages, settings.home), stream.letters
+                kafka,
+                lambda messages: take_facts(facts, messages, settings.home),
+                stream.letters,
+                lambda partitions: beat(facts, partitions),
             )
             taking = threads.submit(fact_stream.run, stop)
             taking.add_done_callback(lambda _: stop.set())  # whichever fails ends the other too
@@ -56,6 +61,12 @@ def stop_signal() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def beat(store: FactStore, partitions: list[int]) -> None:
+    """Note that the store holds all facts of these partitions now."""
+    with contextlib.suppress(FactsUnavailable):  # the age of the last beat pages: the alert FactsStale
+        store.beat(partitions, time.time())
 
 
 def take_facts(store: FactStore, messages: list[bytes], home: Path | None = None) -> list[str | None]:

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ PAGE = 2_000  # facts in one read: about 10 ms, so that requests run in between
 WRITE_PAGE = 1_000  # facts in one call of Redis's script
 TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0  # how long a writer waits for another writer
+GONE_S = 86_400.0  # a partition without a beat for so long has no stream any more
 
 
 class FactStore(Protocol):
@@ -66,6 +67,22 @@ class FactStore(Protocol):
             FactsUnavailable: the store is broken or did not answer in time; removing again does no harm.
         """
 
+    def beat(self, partitions: Sequence[int], at: float) -> None:
+        """Note until when all facts in these partitions of the topic are stored, seconds since the epoch.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time.
+        """
+
+    def complete_until(self) -> float:
+        """Return until when the facts of all partitions are stored, seconds since the epoch.
+
+        0 without a stream. A partition that got no beat for a day has no stream any more: it does not count.
+
+        Raises:
+            FactsUnavailable: the store is broken or did not answer in time.
+        """
+
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
 
@@ -98,15 +115,7 @@ class SqliteFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        with self._as_unavailable(), self._lock:
-            if not self._path.exists():
-                return [], sequence
-            try:
-                rows = self._current(make=False).execute(_CHANGED, (sequence, PAGE)).fetchall()
-            except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # a writer is about to create it
-                    return [], sequence
-                raise
+        rows = self._read(_CHANGED, sequence, PAGE)
         return _parsed(ranked for ranked, _ in rows), rows[-1][1] if rows else sequence
 
     def of_user(self, user_id: str) -> list[Fact]:
@@ -130,6 +139,29 @@ class SqliteFactStore:
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
                 raise OSError("another process reads it, so its old pages cannot be removed: try again")
+
+    def beat(self, partitions: Sequence[int], at: float) -> None:
+        """Note until when all facts in these partitions of the topic are stored."""
+        with self._as_unavailable(), self._lock:
+            connection = self._current(make=True)
+            with self._transaction(connection):
+                connection.execute(_BEATS)
+                connection.executemany(_BEAT, [(partition, at) for partition in partitions])
+
+    def complete_until(self) -> float:
+        """Return until when the facts of all partitions are stored; 0 without a stream."""
+        return _earliest(at for (at,) in self._read("SELECT at FROM beats"))
+
+    def _read(self, query: str, *values: int) -> list[Any]:
+        with self._as_unavailable(), self._lock:
+            if not self._path.exists():
+                return []
+            try:
+                return self._current(make=False).execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):  # a writer is about to create it
+                    return []
+                raise
 
     def _current(self, make: bool) -> sqlite3.Connection:
         if make:
@@ -192,6 +224,8 @@ _TABLE = """
 CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, ranked BLOB NOT NULL, sequence INTEGER NOT NULL)
 WITHOUT ROWID"""
 _INDEX = "CREATE UNIQUE INDEX IF NOT EXISTS facts_sequence ON facts (sequence)"
+_BEATS = "CREATE TABLE IF NOT EXISTS beats (partition INTEGER PRIMARY KEY, at REAL NOT NULL)"
+_BEAT = "INSERT OR REPLACE INTO beats VALUES (?, ?)"
 _KEEP = """
 INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
@@ -240,6 +274,15 @@ class RedisFactStore:
             self._ask("HDEL", _FACTS, *keys)
             self._ask("ZREM", _SEQUENCE, *keys)
 
+    def beat(self, partitions: Sequence[int], at: float) -> None:
+        """Note until when all facts in these partitions of the topic are stored."""
+        if partitions:
+            self._ask("HSET", _BEATING, *(part for one in partitions for part in (one, repr(at))))
+
+    def complete_until(self) -> float:
+        """Return until when the facts of all partitions are stored; 0 without a stream."""
+        return _earliest(map(float, self._ask("HVALS", _BEATING)))
+
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
         self._client.close()
@@ -252,6 +295,7 @@ class RedisFactStore:
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
+_BEATING = "{checkout:facts}:beats"  # partition -> until when its facts are stored
 # Redis compares strings by the locale of its server; facts are ordered by their bytes.
 _KEEP_SCRIPT = """
 local function later(a, b)
@@ -275,6 +319,10 @@ for i = 1, #ARGV, 2 do
 end
 return changed
 """
+
+
+def _earliest(beats: Iterable[float]) -> float:
+    return min((at for at in beats if at > time.time() - GONE_S), default=0.0)
 
 
 def _parsed(stored: Iterator[bytes]) -> list[Fact]:

@@ -19,7 +19,7 @@ import numpy as np
 from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.errors import FactsUnavailable
-from serving.metrics import FACT_READS, FACTS_KNOWN, FACTS_READ_AT, RULES_BROKEN
+from serving.metrics import FACT_READS, FACTS_COMPLETE_UNTIL, FACTS_KNOWN, FACTS_READ_AT, RULES_BROKEN
 from serving.shop.fact_store import FactStore
 from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 
@@ -190,6 +190,7 @@ class LiveFacts:
                 self._take(facts)
                 self._sequence = sequence
                 self._closing.wait(pause_s)
+            FACTS_COMPLETE_UNTIL.set(self._store.complete_until())
         except FactsUnavailable as error:
             FACT_READS.labels("failed").inc()
             if not self._broken:

@@ -171,6 +171,7 @@ QUIET = {
     IN_TIME: GOOD,
     AGE: "5x300",
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "0+15x300",
+    f"reco_facts_complete_timestamp_seconds{{{JOB}}}": "0+15x300",
     f'reco_facts{{{JOB},fact="stock"}}': "90x300",
     f'reco_facts{{{JOB},fact="cost"}}': "0x300",
     f"reco_processes{{{JOB}}}": "2x300",
@@ -203,6 +204,7 @@ UNDER_EVERY_LINE = {
     IN_TIME: "0+148.6x300",
     AGE: "119x300",
     f"reco_facts_read_timestamp_seconds{{{JOB}}}": "-59+15x300",
+    f"reco_facts_complete_timestamp_seconds{{{JOB}}}": "-59+15x300",
     f'reco_facts{{{JOB},fact="stock"}}': "1x279 0x20",
     f"reco_processes{{{JOB}}}": "1x279 0x20",
     f'reco_champion_served{{{JOB},slot=""}}': "1x264 0x30",
@@ -240,6 +242,10 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     # The first of the two holds the other back.
     "old rows": ({STALE: "0+1500x300"}, {"FeaturesStale", "CheckoutDegraded"}),
     "facts": ({f"reco_facts_read_timestamp_seconds{{{JOB}}}": "1x300"}, {"FactsStale"}),
+    "facts that are not written": (
+        {f"reco_facts_complete_timestamp_seconds{{{JOB}}}": "1x300"},
+        {"FactsStale"},
+    ),
     "lost facts": ({f'reco_facts{{{JOB},fact="stock"}}': "90x20 0x300"}, {"FactsLost"}),
     "champion": ({f'reco_champion_served{{{JOB},slot=""}}': "0x300"}, {"ChampionNotServed"}),
     "pointer": ({f'reco_champion_read_timestamp_seconds{{{JOB},slot=""}}': "1x300"}, {"ChampionUnread"}),

@@ -14,13 +14,18 @@ from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
+PARTITIONS = 4  # of the topic
 
 
 @contextmanager
-def taking(settings: KafkaSettings, sink: FactSink) -> Iterator[tuple[Counts, FactStream]]:
-    """Run the fact stream in a thread until the block ends."""
+def taking(
+    settings: KafkaSettings, sink: FactSink, beats: list[int] | None = None
+) -> Iterator[tuple[Counts, FactStream]]:
+    """Run the fact stream in a thread until the block ends; `beats` gets the partitions of each beat."""
     counts, stop = Counts(), threading.Event()
-    facts = FactStream(settings, sink, DeadLetters(settings, counts))
+    facts = FactStream(
+        settings, sink, DeadLetters(settings, counts), (list[int]() if beats is None else beats).extend
+    )
     thread = threading.Thread(target=facts.run, args=(stop,))
     thread.start()
     try:
@@ -59,7 +64,7 @@ def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(brok
 
 def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
     settings, away, taken = KafkaSettings(bootstrap=broker.bootstrap), threading.Event(), list[bytes]()
-    tried = threading.Event()
+    tried, beats = threading.Event(), list[int]()
 
     def sink(messages: list[bytes]) -> list[str | None]:
         if away.is_set():
@@ -73,9 +78,11 @@ def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
     with taking(settings, sink):  # it ends although the store is away, and commits nothing
         assert tried.wait(WAIT_S)
     tried.clear()
-    with taking(settings, sink) as (counts, _):
+    with taking(settings, sink, beats) as (counts, _):
         assert tried.wait(WAIT_S)
         send(settings, "two")
+        assert len(set(beats)) < PARTITIONS  # not of the one whose fact is not written
         away.clear()
         eventually(lambda: counts.facts == 2, WAIT_S)
+        eventually(lambda: len(set(beats)) == PARTITIONS, WAIT_S)
     assert taken == [b"one", b"two"]

@@ -86,6 +86,20 @@ def test_every_field_of_a_fact_round_trips(store: FactStore) -> None:
     assert store.changed_since(0)[0] == [fact]
 
 
+def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStore) -> None:
+    assert store.complete_until() == 0  # no stream
+    now = time.time()
+    store.beat([], now)
+    assert store.complete_until() == 0
+    store.beat([0, 1], now - 10.25)
+    store.beat([1, 2], now)
+    assert store.complete_until() == now - 10.25
+    store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
+    assert store.complete_until() == now
+    assert store.write([price("a")]) == 1
+    assert all_of(store)[0] == [price("a")]
+
+
 @pytest.mark.parametrize("batches", [1, 3, 40])
 def test_the_latest_fact_wins_in_any_order_of_writes(store: FactStore, batches: int) -> None:
     chance = random.Random(batches)
@@ -255,6 +269,23 @@ def test_an_emptied_redis_continues_with_larger_sequences(
         client.flushall()
     store.write([price("new")])
     assert all_of(store, sequence)[0] == [price("new")]
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_redis_that_is_full_is_read_and_its_facts_are_not_complete(
+    valkey: tuple[str, subprocess.Popen[bytes]],
+) -> None:
+    store, before = open_fact_store(valkey[0]), time.time()
+    store.write([price()])
+    store.beat([0], before)
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.config_set("maxmemory", 1)
+    for write in (lambda: store.write([price("b")]), lambda: store.beat([0], before + 1)):
+        with pytest.raises(FactsUnavailable):
+            write()
+    assert all_of(store)[0] == [price()]
+    assert store.complete_until() == before
     store.close()
 
 
