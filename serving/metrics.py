@@ -144,7 +144,10 @@ FACTS_COMPLETE_UNTIL = Gauge(
     multiprocess_mode="livemin",
 )
 FACTS_KNOWN = Gauge(
-    "reco_facts", "Facts that are known, by kind, once all were read", ["fact"], multiprocess_mode="livemin"
+    "reco_facts",
+    "Facts that are known, by kind, once all were read; 1 if all are about items outside the bundle",
+    ["fact"],
+    multiprocess_mode="livemin",
 )
 BATCH_ROWS = Histogram(
     "reco_batch_rows", "Rows of one call of a remote ranker", buckets=[2**power for power in range(15)]

@@ -29,6 +29,7 @@ ANSWER_S = 5.0  # of a golden request: the slot has just started
 SCRAPE_S = 2.0
 OVERLAP_AT = 5  # weight of the canary, %
 RECOMMENDATIONS = "/v1/recommendations"
+NOT_YET = (429, 502, 503, 504)  # the gateway learns of new pods a moment after they are ready
 
 
 class Observer:
@@ -198,6 +199,8 @@ def _named(golden: GoldenRequest) -> str:
 
 
 def _judged(record: Release, golden: GoldenRequest, answer: httpx.Response) -> Observed:
+    if answer.status_code in NOT_YET:
+        return Observed(missing=f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}")
     if answer.status_code != httpx.codes.OK:
         return Observed(fault=f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}")
     try:

@@ -6,6 +6,7 @@ request's time: a coupon ends to the second, without an event.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -60,6 +61,7 @@ class LiveFacts:
         # Sources that are not read completely yet.
         self._unread = {"fact store", "rules file"}
         self._nonempty: set[str] = set()  # sources that have given any fact or rule
+        self._elsewhere: set[str] = set()  # kinds with a fact about an item outside the catalogue
         self._closing = threading.Event()
         self._poll(pause_s=0.0)
         for _ in range(SETTLING):
@@ -190,7 +192,6 @@ class LiveFacts:
                 self._take(facts)
                 self._sequence = sequence
                 self._closing.wait(pause_s)
-            FACTS_COMPLETE_UNTIL.set(self._store.complete_until())
         except FactsUnavailable as error:
             FACT_READS.labels("failed").inc()
             if not self._broken:
@@ -200,7 +201,11 @@ class LiveFacts:
         FACT_READS.labels("ok").inc()
         FACTS_READ_AT.set(time.time())
         for kind, numbers in self._numbers.items():
-            FACTS_KNOWN.labels(kind).set(len(numbers))
+            FACTS_KNOWN.labels(kind).set(len(numbers) or kind in self._elsewhere)
+        with contextlib.suppress(
+            FactsUnavailable
+        ):  # Redis may refuse this user the command: no stream is seen
+            FACTS_COMPLETE_UNTIL.set(self._store.complete_until())
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
@@ -219,6 +224,8 @@ class LiveFacts:
         for fact in facts:
             if (code := self._code_of.get(fact.item_id)) is not None:
                 coded.setdefault(fact.fact, []).append((code, fact))
+            else:
+                self._elsewhere.add(fact.fact)
         # Exclusions come first, so that no item is shown meanwhile.
         for kind in ("stock", "ban", "price", "promotion", "cost"):
             if kind in coded:

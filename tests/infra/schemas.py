@@ -168,14 +168,9 @@ SPECS: dict[str, dict[str, Any]] = {
         },
         "triggers!": [
             {
-                "type!": {"prometheus", "cpu"},
-                "metricType": {"AverageValue", "Utilization"},
-                "metadata!": {
-                    "serverAddress": r"http://.+",
-                    "query": STRING,
-                    "threshold": r"\d+",
-                    "value": r"\d+",
-                },
+                "type!": {"prometheus"},  # KEDA's webhook refuses `cpu` and `memory` without a Deployment
+                "metricType": {"AverageValue"},
+                "metadata!": {"serverAddress!": r"http://.+", "query!": STRING, "threshold!": r"\d+"},
             }
         ],
     },

@@ -156,10 +156,18 @@ FAULTS_OF_OURS = f'reco_faults_total{{{JOB},protocol="http"}}'
 IN_TIME = f'reco_answer_seconds_bucket{{{JOB},le="0.05"}}'
 AGE = f"reco_features_age_seconds{{{JOB}}}"
 BREAKER = f'reco_breaker_open{{{JOB},dependency="online_store"}}'
-JOB_FAILED = 'kube_job_failed{condition="true"'
+JOB_FAILED = 'kube_job_failed{condition="true",job_name="release-42-1"'
+GUARD = '{namespace="checkout",cronjob="release-guard"}'
+RESTARTS = 'kube_pod_container_status_restarts_total{container="kserve-container",namespace'
 REJECTED = f'reco_rejected_total{{{JOB},reason="caller"}}'
 QUIET = {
     f"up{{{JOB}}}": "1x300",
+    f'up{{{JOB},slot="green"}}': "0x300",  # pods that start
+    f'{JOB_FAILED},namespace="marketing"}}': "1x300",
+    f"kube_cronjob_created{GUARD}": "0x300",
+    f"kube_cronjob_status_last_successful_time{GUARD}": "0+15x300",
+    f'{RESTARTS}="checkout",pod="a"}}': "0x300",
+    f'{RESTARTS}="marketing",pod="a"}}': "0+1x300",
     FULL: GOOD,
     # A shop where little is left, one greedy shopper and prefetches in a rush: as it must be.
     f'{RESPONSES}"empty",degraded_reason="nothing_left"}}': GOOD,
@@ -213,6 +221,8 @@ UNDER_EVERY_LINE = {
     f"reco_rules_broken{{{JOB}}}": "0x277 1x20",
     BREAKER: "0x273 1x20",
     f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x40",
+    f'{RESTARTS}="checkout",pod="a"}}': "0x250 1x10 2x40",
+    f"kube_cronjob_status_last_successful_time{GUARD}": "-899+15x300",
     f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0x264 9+9x30",
     f'{LAG}"0.02"}}': "0+992x300",
     f'{LAG}"0.1"}}': "0+1000x300",
@@ -237,6 +247,13 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"CheckoutDegraded", "DependencySkipped"},
     ),
     "gone": ({f"up{{{JOB}}}": "1x2 0x300"}, {"CheckoutGone"}),
+    "a slot gone": (
+        {
+            f'up{{{JOB},slot="blue"}}': "1x250 0x50",
+            f'{RESPONSES}"full",degraded_reason="none",slot="blue"}}': "0+150x250 _x50",
+        },
+        {"SlotGone"},
+    ),
     "no process": ({f"reco_processes{{{JOB}}}": "2x2 0x300"}, {"CheckoutGone"}),
     "silent stream": ({AGE: "200x300"}, {"FeaturesStale"}),
     # The first of the two holds the other back.
@@ -253,6 +270,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "rules": ({f"reco_rules_broken{{{JOB}}}": "1x300"}, {"RulesBroken"}),
     "breaker": ({BREAKER: "1x300"}, {"DependencySkipped"}),
     "deaths": ({f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
+    "restarts": ({f'{RESTARTS}="checkout",pod="a"}}': "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
     "log": ({f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0+9x300"}, {"LogLoses"}),
     "lag": (
         {
@@ -272,12 +290,17 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {'reco_watch_success_timestamp_seconds{look="kpi"}': "-9000+15x20 _x280"},
         {"WatchSilent"},
     ),
-    "release": ({f'{JOB_FAILED},job_name="release-42-1"}}': "1x300"}, {"ReleaseFailed"}),
-    "guard": ({f'{JOB_FAILED},job_name="release-guard-1"}}': "1x300"}, {"ReleaseStuck"}),
+    "release": ({f'{JOB_FAILED},namespace="checkout"}}': "1x300"}, {"ReleaseFailed"}),
+    "guard": ({f"kube_cronjob_status_last_successful_time{GUARD}": "0+15x200 3000x100"}, {"ReleaseStuck"}),
+    "guard that never worked": (
+        {f"kube_cronjob_status_last_successful_time{GUARD}": "_x300"},
+        {"ReleaseStuck"},
+    ),
 }
 MORE_LABELS = {
+    "restarts": {"pod": "a"},
     "DependencySkipped": {"dependency": "online_store"},
-    "ProcessesDie": {"job": "checkout"},
+    "SlotGone": {"slot": "blue"},
     "DriftFound": {"look": "purchases"},
     "ItemRaised": {"look": "purchases"},
     "KpiDropped": {"figure": "conversion"},
@@ -289,11 +312,11 @@ def test_every_alert_is_fired() -> None:
     assert set().union(*(alerts for _, alerts in FAULTS.values())) == {alert["alert"] for alert in ALERTS}
 
 
-def expected(name: str, severity: str = "") -> list[dict[str, Any]]:
+def expected(name: str, severity: str = "", fault: str = "") -> list[dict[str, Any]]:
     """What pages burns fast enough for the ticket, too: Alertmanager holds that one back."""
     return [
         {
-            "exp_labels": one["labels"] | MORE_LABELS.get(name, {}),
+            "exp_labels": one["labels"] | (MORE_LABELS.get(fault) or MORE_LABELS.get(name, {})),
             "exp_annotations": one["annotations"],
         }
         for one in ALERTS
@@ -324,7 +347,11 @@ def promtool(step: str, values: dict[str, str], tests: list[dict[str, Any]], fol
 def test_the_right_alert_fires_and_no_other(fault: str, tmp_path: Path) -> None:
     changed, alerts = FAULTS[fault]
     tests = [
-        {"eval_time": "70m", "alertname": name, "exp_alerts": expected(name) if name in alerts else []}
+        {
+            "eval_time": "70m",
+            "alertname": name,
+            "exp_alerts": expected(name, fault=fault) if name in alerts else [],
+        }
         for name in sorted({one["alert"] for one in ALERTS})
     ]
     promtool("15s", QUIET | changed, tests, tmp_path)

@@ -76,6 +76,14 @@ def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, sa
     assert "status 403" in refused.fault
 
 
+def test_a_gateway_that_does_not_know_the_pods_yet_is_asked_again(cluster: ToyCluster) -> None:
+    for status in (429, 502, 503, 504):
+        seen = observer(cluster, (status,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+        assert not seen.fault
+        assert not seen.done
+        assert f"status {status}" in seen.missing
+
+
 def test_a_golden_answer_below_full_is_asked_again(cluster: ToyCluster) -> None:
     document = {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "popular"}
     late = observer(cluster, lambda _: httpx.Response(200, json=document))

@@ -438,7 +438,8 @@ def test_a_running_endpoint_applies_and_shows_facts(
 
 def test_the_number_of_known_facts_is_shown_and_until_when_the_stream_has_stored_them(tmp_path: Path) -> None:
     store, until = SqliteFactStore(tmp_path / "facts.db"), time.time() - 5
-    for facts, known in (([], 0.0), ([stock("i1", 3.0), stock("i1", 2.0, "s"), stock("i2", 1.0)], 3.0)):
+    own = [stock("i1", 3.0), stock("i1", 2.0, "s"), stock("i2", 1.0)]
+    for facts, known in (([], 0.0), ([stock("of another bundle", 0.0)], 1.0), (own, 3.0)):
         store.write(facts)
         store.beat([0], until)
         LiveFacts(CATALOGUE, SqliteFactStore(tmp_path / "facts.db")).close()
