@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
 FIGURES := .reco/figures
-# Workers of the test run: one more than the cores, because many tests wait. Each needs up to 2 GiB of memory.
-WORKERS ?= 3
+# Workers of the test run: twice two cores, because many tests wait. Each needs up to 2 GiB of memory.
+WORKERS ?= 4
 
 .PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 

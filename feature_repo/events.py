@@ -356,8 +356,12 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
         ],
     }
     (part / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    shutil.rmtree(path, ignore_errors=True)
+    old = path.with_name(path.name + ".old.part")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)  # removed in place, a kill would leave half of it
     part.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
     return manifest
 
 

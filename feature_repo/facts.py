@@ -234,6 +234,8 @@ def _time(fields: Mapping[str, Any], name: str) -> float | None:
         time = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError) as error:
         raise FactInvalid(f"{name} is no ISO 8601 time, expected for example 2017-12-05T18:30:00Z") from error
+    if time == LATEST:  # the largest time of a language, 23:59:59.999999, rounded
+        time -= 1.0
     if not 0 <= time < LATEST:
         raise FactInvalid(f"{name} lies before 1970 or after the year 9999")
     return time

@@ -21,7 +21,9 @@ USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
 HISTORY = "history"
 # A row whose last event is older is expired: Feast skips it in joins, the endpoint when it reads.
 USER_TTL_DAYS = 730
-HEARTBEAT = "\x00stream"  # this row's time shows that the stream is alive; no user can have this id
+# Its row shows that the stream is alive; no user can have this id. The row holds NAME@TIME: Feast's SQLite
+# writer spoils the column of the time, where a zone has summer time.
+HEARTBEAT = "\x00stream"
 _STAMP = ("event_timestamp", pa.timestamp("us", tz="UTC"))
 USER_COLUMNS = pa.schema(
     [

@@ -22,10 +22,14 @@ _MS = 2**42  # milliseconds in a user's range of keys: 139 years
 
 
 def asked_at(answers: pa.Table) -> pd.Series:
-    """Return the time of each question: when it was answered, if a caller gave none or one AHEAD of that."""
+    """Return the time of each question: when it was answered, if its own is missing or impossible.
+
+    Impossible is one before 1970, as a till that never set it sends the year 1, or one AHEAD of the answer.
+    """
     at, answered = answers["at"], answers["answered_at"]
-    is_ahead = pc.greater(pc.subtract(at.cast(pa.int64()), answered.cast(pa.int64())), AHEAD_US)
-    return pc.if_else(pc.fill_null(is_ahead, True), answered, at).to_pandas()
+    us = at.cast(pa.int64())
+    is_wrong = pc.or_(pc.less(us, 0), pc.greater(pc.subtract(us, answered.cast(pa.int64())), AHEAD_US))
+    return pc.if_else(pc.fill_null(is_wrong, True), answered, at).to_pandas()
 
 
 def make_sessions(

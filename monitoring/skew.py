@@ -75,7 +75,10 @@ def replay(
     """
     loaded = load_bundle(bundle)
     skipped: dict[str, int] = {}
-    records = read_log(log, until=datetime.now(UTC) - timedelta(seconds=SETTLED_S))
+    until = datetime.now(UTC) - timedelta(seconds=SETTLED_S)
+    times = read_log(log, until=until, features=False)["answered_at"]  # features are most of a log
+    since = times[max(len(times) - last, 0)].as_py() if len(times) else None
+    records = read_log(log, since, until)
     records = records.slice(max(len(records) - last, 0))
     if len(records) and feature_names(records) != list(DENSE_NAMES):
         raise ValueError(

@@ -271,7 +271,9 @@ def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
     }
     baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(how)
     local = pd.to_datetime(baskets.pop("at"), utc=True).dt.tz_convert(timezone)
-    return baskets.assign(hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.normalize())
+    return baskets.assign(
+        hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.tz_localize(None).dt.normalize()
+    )
 
 
 def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:

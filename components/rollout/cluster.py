@@ -23,6 +23,7 @@ KINDS = {  # kind -> API and plural
     "InferenceService": ("apis/serving.kserve.io/v1beta1", "inferenceservices"),
     "Deployment": ("apis/apps/v1", "deployments"),
     "Pod": ("api/v1", "pods"),
+    "ScaledObject": ("apis/keda.sh/v1alpha1", "scaledobjects"),
     "Job": ("apis/batch/v1", "jobs"),
     "CronJob": ("apis/batch/v1", "cronjobs"),
 }

@@ -14,6 +14,8 @@ Document = dict[str, Any]
 ROUTE, SLOTS = "checkout", ("blue", "green")
 ANNOTATION = "reco.dev/release"
 STOP = "serving.kserve.io/stop"
+FLOOR = "reco.dev/floor"  # minReplicaCount of a ScaledObject, as its owner set it
+SCALED = ("stage", "shadow", "restage", "step", "seal", "hold")  # either slot may get all traffic at once
 SLOT_HEADER = "x-reco-slot"
 BUNDLE_VARIABLE, LOG_VARIABLE = "STORAGE_URI", "RECO_LOG_DIR"
 SHADOW = "shadow"  # folder of the log of mirrored requests, inside the ordinary one
@@ -86,6 +88,19 @@ def slot_changes(found: Document, record: Release, slot: str) -> Document:
     if found["metadata"].get("annotations", {}).get(STOP) == "true":
         changes["metadata"] = {"annotations": {STOP: "false"}}
     return changes
+
+
+def floor_changes(scaled: Document, record: Release, pods: int) -> Document:
+    """Return the changes of a slot's ScaledObject: in a release it has at least as many pods as the other."""
+    least = scaled["spec"]["minReplicaCount"]
+    own = int(scaled["metadata"].get("annotations", {}).get(FLOOR, least))
+    if record.state not in SCALED:
+        wanted, note = own, None
+    else:
+        wanted, note = min(max(least, pods), scaled["spec"]["maxReplicaCount"]), str(own)
+    if wanted == least:
+        return {}
+    return {"metadata": {"annotations": {FLOOR: note}}, "spec": {"minReplicaCount": wanted}}
 
 
 def source_of(found: Document) -> str:

@@ -60,8 +60,11 @@ class Observer:
         found = self._cluster.get("InferenceService", service(record.canary))
         deployment = self._cluster.find("Deployment", backend(record.canary))
         is_out, fault = rolled_out(deployment, found)
-        if fault or not is_out:
+        if deployment is None or fault or not is_out:
             return Observed(fault=fault)
+        scaled = self._cluster.find("ScaledObject", service(record.canary))
+        if scaled and (has := deployment["spec"]["replicas"]) < (least := scaled["spec"]["minReplicaCount"]):
+            return Observed(missing=f"{has} of {least} pods")
         pods = self._pods(record.canary)
         if not pods:
             return Observed()

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from components.rollout.manifests import (
     ANNOTATION,
     ROUTE,
     SLOTS,
+    backend,
+    floor_changes,
     other,
     service,
     slot_changes,
@@ -316,7 +319,8 @@ class Rollout:
         else:
             self._own()
             for slot in SLOTS:
-                self._shape(record, slot)
+                self._change("InferenceService", slot, partial(slot_changes, record=record, slot=slot))
+                self._scale(record, slot)
         if record.state == "abort":
             self._undo(record)
 
@@ -365,18 +369,25 @@ class Rollout:
                 raise  # the record stays in `abort`, and the guard does it later
             self._say(f"version {record.version} keeps its alias challenger: {error}")
 
-    def _shape(self, record: Release, slot: str) -> None:
-        """Make a slot as the record wants it."""
+    def _scale(self, record: Release, slot: str) -> None:
+        """Give a slot as many pods as the other one has, for as long as it may get all traffic at once."""
+        if self._cluster.find("ScaledObject", service(slot)) is None:
+            return  # slots of `reco up`
+        peer = self._cluster.find("Deployment", backend(other(slot))) or {}
+        pods = peer.get("status", {}).get("availableReplicas", 0)
+        self._change("ScaledObject", slot, partial(floor_changes, record=record, pods=pods))
+
+    def _change(self, kind: str, slot: str, changes_of: Callable[[Document], Document]) -> None:
+        """Make an object of a slot as the record wants it."""
         for _ in range(WRITES):
-            found = self._cluster.get("InferenceService", service(slot))
-            changes = slot_changes(found, record, slot)
+            found = self._cluster.get(kind, service(slot))
+            changes = changes_of(found)
             try:
                 if changes:
-                    version = found["metadata"]["resourceVersion"]
-                    self._cluster.patch("InferenceService", service(slot), changes, version)
+                    self._cluster.patch(kind, service(slot), changes, found["metadata"]["resourceVersion"])
                 return
             except Stale:
-                continue  # KServe wrote its status
+                continue  # its controller wrote the status
         raise Conflict(f"{service(slot)} changes all the time: see what else writes it")
 
     def _look(self, record: Release) -> Observed:

@@ -91,12 +91,17 @@ class OnlineRows:
             name: names the content of the store; a process that writes all users' rows sets a new name.
         """
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
-        row |= {"user_id": HEARTBEAT, "event_timestamp": datetime.fromtimestamp(now, UTC), HISTORY: name}
+        row |= {
+            "user_id": HEARTBEAT,
+            "event_timestamp": datetime.fromtimestamp(now, UTC),
+            HISTORY: b"%b@%.3f" % (name, now),
+        }
         self._write(pd.DataFrame([row])[USER_COLUMNS.names])
 
     def name(self) -> bytes | None:
         """Return the name in the heartbeat; None without one: the store is new, or lost its rows."""
-        return self._read([HEARTBEAT])[0]
+        found = self._read([HEARTBEAT])[0]
+        return found and found.split(b"@")[0]
 
     def _read(self, users: list[str]) -> list[bytes | None]:
         if not users:

@@ -23,6 +23,7 @@ KINDS = {
     ("batch/v1", "jobs"): "Job",
     ("gateway.networking.k8s.io/v1", "httproutes"): "HTTPRoute",
     ("serving.kserve.io/v1beta1", "inferenceservices"): "InferenceService",
+    ("keda.sh/v1alpha1", "scaledobjects"): "ScaledObject",
 }
 
 

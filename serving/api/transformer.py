@@ -150,8 +150,8 @@ def _columns(items: Sequence[Recommendation]) -> dict[str, tuple[str, list[Any]]
         "score": ("FP32", [item.score for item in items]),
         "source": ("BYTES", [item.source for item in items]),
         "reason": ("BYTES", [item.reason for item in items]),
-        "price": ("FP32", [math.nan if item.price is None else item.price for item in items]),
-        "promotion": ("FP32", [math.nan if item.promotion is None else item.promotion for item in items]),
+        "price": ("FP64", [math.nan if item.price is None else item.price for item in items]),
+        "promotion": ("FP64", [math.nan if item.promotion is None else item.promotion for item in items]),
         "coupon": ("BYTES", [item.coupon or "" for item in items]),
     }
 

@@ -63,7 +63,8 @@ class LiveFacts:
         self._nonempty: set[str] = set()  # sources that have given any fact or rule
         self._elsewhere: set[str] = set()  # kinds with a fact about an item outside the catalogue
         self._closing = threading.Event()
-        self._poll(pause_s=0.0)
+        while self._poll(pause_s=0.0):
+            pass
         for _ in range(SETTLING):
             if rules_file is None or rules_file.settled:
                 break
@@ -172,32 +173,34 @@ class LiveFacts:
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
-                self._poll(BREATH_S)
+                while not self._closing.is_set() and self._poll(BREATH_S):
+                    pass
             except Exception:  # noqa: BLE001 - the thread must survive any fault while requests come
                 FACT_READS.labels("failed").inc()
                 _log.exception("facts could not be taken in")
 
-    def _poll(self, pause_s: float) -> None:
+    def _poll(self, pause_s: float) -> bool:
+        """Look at the rules, and take in the changed facts of POLL_S; return whether more wait."""
         if self._rules_file is not None:
             self._look_at_rules(self._rules_file)
         if self._store is None:
-            return
+            return False
         try:
-            while not self._closing.is_set():
-                facts, sequence = self._store.changed_since(self._sequence)
-                if sequence == self._sequence:
-                    self._unread.discard("fact store")
-                    break
-                self._nonempty.add("fact store")
-                self._take(facts)
-                self._sequence = sequence
-                self._closing.wait(pause_s)
+            facts, sequence, is_last = self._changes(self._store, pause_s)
         except FactsUnavailable as error:
             FACT_READS.labels("failed").inc()
             if not self._broken:
                 _log.warning("prices, stock, promotions and coupons stay as last read: %s", error)
             self._broken = str(error)
-            return
+            return False
+        if facts:
+            self._take(facts)
+        if sequence != self._sequence:
+            self._nonempty.add("fact store")
+            self._sequence = sequence
+        if not is_last:
+            return True
+        self._unread.discard("fact store")
         FACT_READS.labels("ok").inc()
         FACTS_READ_AT.set(time.time())
         for kind, numbers in self._numbers.items():
@@ -209,6 +212,28 @@ class LiveFacts:
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""
+        return False
+
+    def _changes(self, store: FactStore, pause_s: float) -> tuple[list[Fact], int, bool]:
+        """Return the changed facts of some pages, the sequence behind them, and whether they are the last.
+
+        Each call of `_take` copies whole tables: so it gets many pages at once.
+        """
+        facts, after = list[Fact](), self._sequence
+        end = time.monotonic() + POLL_S
+        while not self._closing.is_set() and time.monotonic() < end:
+            try:
+                page, sequence = store.changed_since(after)
+            except FactsUnavailable:
+                if after == self._sequence:
+                    raise
+                return facts, after, False  # the facts read so far count; the next call fails
+            if sequence == after:
+                return facts, after, True
+            facts += page
+            after = sequence
+            self._closing.wait(pause_s)
+        return facts, after, False
 
     def _look_at_rules(self, file: RulesFile) -> None:
         if (rules := file.changed()) is not None:
@@ -273,19 +298,16 @@ class Table:
         return self.codes[(self.valid_from <= at) & (at < self.valid_until)]
 
     def look_up(self, codes: np.ndarray, at: float, into: np.ndarray) -> None:
-        """Write the values of `codes` at a time into an array; other places keep theirs."""
+        """Write the values of `codes` at a time into an array, NaN before they begin; others keep theirs."""
         last = len(self.codes) - 1
         # Codes are sorted and distinct: if the last one equals its row number, each of them does.
         in_rows = self.codes[-1] == last
         place = np.minimum(codes if in_rows else self.codes.searchsorted(codes), last)
         value = self.value[place]
-        holds = (
-            (self.codes[place] == codes)
-            & (self.valid_from[place] <= at)
-            & (at < self.valid_until[place])
-            & (value == value)  # not withdrawn
-        )
-        np.copyto(into, value, where=holds)
+        known = (self.codes[place] == codes) & (value == value)  # and not withdrawn
+        ahead = at < self.valid_from[place]
+        np.copyto(into, value, where=known & ~ahead & (at < self.valid_until[place]))
+        into[known & ahead] = np.nan  # it replaced the value of before: until it begins, nothing is known
 
 
 COLUMNS = ("codes", "value", "at", "valid_from", "valid_until")

@@ -433,8 +433,10 @@ def _varint(proto: bytes, at: int) -> tuple[int, int]:
 def _row(user_id: str, value: bytes, written_at: float) -> UserRow:
     """Return the row in Feast's value; raises ValueError unless it is this user's."""
     history = bytes_value(value)
-    if user_id != HEARTBEAT:
-        check_owner(history, user_id)
+    if user_id == HEARTBEAT:
+        name, _, at = history.partition(b"@")
+        return UserRow(name, float(at) if at else written_at)  # without: an older stream's
+    check_owner(history, user_id)
     return UserRow(history, written_at)
 
 

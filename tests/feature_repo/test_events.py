@@ -384,6 +384,29 @@ def test_a_data_set_replaces_an_empty_directory_and_an_older_data_set(shop: Data
     assert not (tmp_path / "dataset" / "users.parquet").exists()
 
 
+def test_a_kill_while_a_data_set_is_replaced_leaves_no_half(
+    shop: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "dataset"
+    write_dataset(place, shop)
+    rename = Path.rename
+    done: list[Path] = []
+
+    def killed(source: Path, target: Path) -> Path:
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        done.append(source)
+        return rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_dataset(place, shop)
+    assert [len(read_dataset(found).events) for found in sorted(tmp_path.iterdir())] == [len(shop.events)] * 2
+    write_dataset(place, shop)
+    assert [found.name for found in tmp_path.iterdir()] == ["dataset"]
+
+
 @pytest.mark.parametrize("stranger", ["thesis.docx", "events.parquet"])
 def test_a_foreign_directory_is_not_changed(shop: Dataset, stranger: str, tmp_path: Path) -> None:
     (tmp_path / stranger).write_text("mine")

@@ -108,6 +108,12 @@ def test_an_invalid_fact_names_the_field(changed: dict[str, Any], message: str) 
     assert "2.5" not in str(found.value)
 
 
+@pytest.mark.parametrize("part", ["99999", "999999", "9999999"])
+def test_the_largest_time_of_a_language_is_valid(part: str) -> None:
+    fact = parse(valid_until=f"9999-12-31T23:59:59.{part}Z")
+    assert parse_fact(unranked(fact.ranked()), math.inf) == fact
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

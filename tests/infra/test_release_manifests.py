@@ -10,11 +10,14 @@ import yaml
 
 from components.rollout.cluster import KINDS
 from feature_repo.errors import CHECK_FAILED, CONFLICT, UNREACHABLE, USAGE
+from pipelines.cli.release import rollback
 from pipelines.cli.rollout import release
 from tests.infra.policies import credentials, of_kind, schemas
 
 pytestmark = pytest.mark.slow  # kubectl is a process
-FOLDER = Path(__file__).parents[2] / "infra" / "kserve" / "release"
+INFRA = Path(__file__).parents[2] / "infra"
+FOLDER = INFRA / "kserve" / "release"
+REMEDIES = INFRA / "monitoring" / "remedies.md"
 
 
 @pytest.fixture
@@ -49,6 +52,7 @@ def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dic
     assert rights == {
         "httproutes": ["get", "patch"],
         "inferenceservices": ["get", "patch"],
+        "scaledobjects": ["get", "list", "patch"],
         "deployments": ["list"],
         "pods": ["list"],
     }
@@ -56,16 +60,19 @@ def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dic
 
 
 def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[str, Any]]) -> None:
-    known = {option for parameter in release.params for option in parameter.opts}
     for job in of_kind(documents, "CronJob"):
         pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
         [container] = pod["containers"]
+        *_, word = container["command"]
+        asked = {"release": release, "rollback": rollback}[word]
+        known = {option for parameter in asked.params for option in parameter.opts}
         assert {one for one in container["args"] if one.startswith("--")} <= known
         assert "@sha256:" in container["image"]
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert pod["restartPolicy"] == "Never"
-    assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None]
+    assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None, True]
+    assert "create job rollback-1 --from=cronjob/rollback" in REMEDIES.read_text()
 
 
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(

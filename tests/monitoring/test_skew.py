@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of, streamed_name, write_segment
 from monitoring.skew import describe, replay, replay_home
 from serving.answer.recommender import Recommender
-from serving.prediction_log import Record, records_to_table
+from serving.prediction_log import Record, read_log, records_to_table
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
@@ -64,6 +65,21 @@ def served(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     log.mkdir()
     pq.write_table(records_to_table(aged, DENSE_NAMES), log / "segment.parquet")
     return home
+
+
+def test_features_are_read_of_the_latest_answers_only(
+    served: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[int]()
+
+    def counted(*given: Any, **named: Any) -> pa.Table:
+        found = read_log(*given, **named)
+        read.append(len(found) * named.get("features", True))
+        return found
+
+    monkeypatch.setattr("monitoring.skew.read_log", counted)
+    found = replay(served / "prediction_log", served / "offline_store", toy_line / "evaluated", 10)
+    assert (found.compared, found.equal, sum(read)) == (10, 10, 10)
 
 
 def test_a_thousand_answers_are_equal_bit_by_bit(served: Path, toy_line: Path) -> None:

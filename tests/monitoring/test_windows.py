@@ -91,6 +91,17 @@ def test_a_basket_is_counted_once() -> None:
     assert baskets["date"].dt.day.tolist() == [31, 1]
 
 
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [("America/Santiago", "2024-09-08"), ("Africa/Cairo", "2024-04-26"), ("America/Havana", "2024-11-03")],
+)
+def test_a_day_without_a_midnight_or_with_two_is_a_day(zone: str, day: str) -> None:
+    noon = pd.Timestamp(f"{day}T12:00", tz=zone).tz_convert("UTC")
+    events = pd.DataFrame({"basket_id": ["a"], "category": "x", "department": "d", "store_id": "s"})
+    events = events.assign(at=[noon], price=1.0, quantity=1, discount=0.0)
+    assert EventFrames.of(events, zone).baskets["date"].tolist() == [pd.Timestamp(day)]
+
+
 def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> TablePair:
     return event_tables(EventFrames.of(current, "UTC"), EventFrames.of(reference, "UTC"))[2]
 

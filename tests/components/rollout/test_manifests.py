@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from components.rollout.manifests import (
+    FLOOR,
+    floor_changes,
     is_ready,
     log_of,
     metrics_url,
@@ -16,6 +18,7 @@ from components.rollout.manifests import (
     weights,
     with_traffic,
 )
+from pipelines.live.cluster_api import merged
 from tests.components.rollout.test_plan import RECORD
 from tests.components.rollout.toy_cluster import ToyCluster
 
@@ -23,6 +26,18 @@ from tests.components.rollout.toy_cluster import ToyCluster
 @pytest.fixture
 def cluster(tmp_path: Any) -> ToyCluster:
     return ToyCluster(tmp_path)
+
+
+def test_the_floor_of_a_slot_is_raised_once_and_put_back(cluster: ToyCluster) -> None:
+    scaled, begun = cluster.scaled("green"), replace(RECORD, state="stage")
+    assert floor_changes(scaled, begun, 2) == {}, "it has as many"
+    raised = floor_changes(scaled, begun, 400)
+    assert raised == {"metadata": {"annotations": {FLOOR: "2"}}, "spec": {"minReplicaCount": 10}}, "at most"
+    scaled = merged(scaled, raised)
+    assert floor_changes(scaled, begun, 1) == {}, "never lowered meanwhile"
+    for state in ("settle", "abort", "verify"):
+        back = merged(scaled, floor_changes(scaled, replace(RECORD, state=state), 400))
+        assert (back["spec"]["minReplicaCount"], back["metadata"]["annotations"]) == (2, {})
 
 
 def test_both_protocols_get_the_weights_and_http_alone_the_mirror(cluster: ToyCluster) -> None:

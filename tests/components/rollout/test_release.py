@@ -59,6 +59,30 @@ def test_a_good_version_gets_all_traffic_in_steps_and_becomes_champion_last(clus
     ]
 
 
+def test_a_slot_that_may_get_all_traffic_has_as_many_pods_as_the_other(cluster: ToyCluster) -> None:
+    cluster.autoscale(blue=9)
+    found: list[tuple[str, int, int]] = []
+
+    def look() -> None:
+        record, _ = cluster.rollout().status()
+        assert record
+        found.append((record.state, cluster.pods("blue"), cluster.pods("green")))
+
+    cluster.stops = look
+    cluster.release()
+    assert {pods for state, *pair in found if state in ("shadow", "step", "hold") for pods in pair} == {9}
+    assert cluster.floors() == {"blue": 9, "green": 2}, "each has its own again"
+    cluster.autoscale(green=7)
+    found.clear()
+    cluster.rollout().rollback(place)
+    assert found[-1] == ("hold", 9, 9)
+    assert cluster.floors() == {"blue": 9, "green": 7}
+    cluster.errors = 0.1
+    with pytest.raises(Aborted):
+        cluster.release("3")
+    assert cluster.floors() == {"blue": 9, "green": 7}
+
+
 def test_a_good_version_needs_less_than_five_minutes_at_50_requests_a_second(cluster: ToyCluster) -> None:
     began = cluster.now
     record = cluster.release()

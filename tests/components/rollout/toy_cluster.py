@@ -27,6 +27,7 @@ RATE = 50.0
 HOLD_S = 120.0
 BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, float("inf"))
 GOLDEN = {"request_id": "golden-0", "basket": ["1"], "k": 1}
+OWN_FLOOR = {"blue": 3, "green": 2}
 HOSTS = {slot: f"10.0.0.{number}" for number, slot in enumerate(SLOTS, 1)}
 
 
@@ -117,10 +118,13 @@ class ToyCluster:
         route = yaml.safe_load((KSERVE / "base" / "route.yaml").read_text())
         self._put("httproutes", route)
         slot = yaml.safe_load((KSERVE / "slot" / "inferenceservice.yaml").read_text())
-        for name in SLOTS:
+        scaled = yaml.safe_load((KSERVE / "slot" / "autoscaling.yaml").read_text())
+        for name, least in OWN_FLOOR.items():
             own = copy.deepcopy(slot)
             own["metadata"]["name"] = service(name)
             self._put("inferenceservices", own)
+            scaled["metadata"]["name"], scaled["spec"]["minReplicaCount"] = service(name), least
+            self._put("scaledobjects", scaled)
         served = self.slot("blue")
         served["metadata"]["annotations"]["serving.kserve.io/stop"] = "false"
         served["spec"]["predictor"]["containers"][0]["env"][0]["value"] = "s3://bundles/b1"
@@ -131,6 +135,24 @@ class ToyCluster:
 
     def slot(self, name: str) -> dict[str, Any]:
         return self.objects.get(("inferenceservices", "checkout", service(name)))
+
+    def scaled(self, name: str) -> dict[str, Any]:
+        return self.objects.get(("scaledobjects", "checkout", service(name)))
+
+    def autoscale(self, **least: int) -> None:
+        """Set slots' lower bounds, as their owner does."""
+        for name, pods in least.items():
+            self._put("scaledobjects", merged(self.scaled(name), {"spec": {"minReplicaCount": pods}}))
+
+    def floors(self) -> dict[str, int]:
+        """Return the lower bounds of the slots, which have no note of a release."""
+        assert not any(self.scaled(name)["metadata"].get("annotations") for name in SLOTS)
+        return {name: self.scaled(name)["spec"]["minReplicaCount"] for name in SLOTS}
+
+    def pods(self, name: str) -> int:
+        """How many pods a slot has."""
+        found = self.objects.list("deployments")
+        return sum(one["spec"]["replicas"] for one in found if one["metadata"]["name"] == backend(name))
 
     def route(self) -> dict[str, Any]:
         return self.objects.get(("httproutes", "checkout", "checkout"))
@@ -144,6 +166,7 @@ class ToyCluster:
             "record": record,
             "rules": self.route()["spec"]["rules"],
             "slots": {name: [self.slot(name)["spec"], source_of(self.slot(name))] for name in SLOTS},
+            "scaled": {name: self.scaled(name)["spec"] for name in SLOTS},
             "champions": self.catalogue.champions,
             "published": self.catalogue.published,
             "refused": self.catalogue.refused,
@@ -199,7 +222,8 @@ class ToyCluster:
         return httpx.Response(status, json=document)
 
     def _play_kserve(self) -> None:
-        now = [self.slot(slot)["metadata"]["resourceVersion"] for slot in SLOTS]
+        both = [found for slot in SLOTS for found in (self.slot(slot), self.scaled(slot))]
+        now = [found["metadata"]["resourceVersion"] for found in both]
         if now == self._played:
             return
         self._played = now
@@ -211,8 +235,9 @@ class ToyCluster:
             if not source_of(found) or (self.stuck and slot == "green"):
                 continue
             container = found["spec"]["predictor"]["containers"][0]
-            spec = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
-            done = {"replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}
+            pods = self.scaled(slot)["spec"]["minReplicaCount"]
+            spec = {"replicas": pods, "template": {"spec": {"containers": [container]}}}
+            done = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), pods)
             deployment = self.objects.merge if self._exists("deployments", name) else self.objects.write
             made = deployment(("deployments", "checkout", name), {"spec": spec})
             seen = {"observedGeneration": made["metadata"]["generation"], **done}

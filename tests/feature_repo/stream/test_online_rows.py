@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_more_events_replace_the_row(rows: OnlineRows, row_of: Callable[..., Any
     rows.put({"ann": fold(first, later)})
     rows.reopen()
     assert len(rows.get(["ann"])["ann"]) == 2
+
+
+def test_the_heartbeat_has_its_time_in_the_hour_that_a_zone_leaves_out(
+    rows: OnlineRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Feast's SQLite writer takes the UTC time for a local one, and that hour does not exist."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        at = datetime(2026, 3, 29, 2, 30, tzinfo=UTC).timestamp()
+        rows.beat(at, b"one")
+        beat = SqliteStore(tmp_path / "online_store.db").read(HEARTBEAT)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert beat is not None
+    assert (beat.written_at, beat.history, rows.name()) == (at, b"one", b"one")
 
 
 @pytest.mark.slow

@@ -99,13 +99,16 @@ def test_a_corrupt_fact_hides_no_later_cost(settings: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_a_question_of_the_year_9999_counts_at_the_time_of_its_answer(settings: Settings) -> None:
+@pytest.mark.parametrize("at", ["9999-12-31T23:00:00Z", "0001-01-01T00:00:00Z"])
+def test_a_question_of_an_impossible_time_counts_at_the_time_of_its_answer(
+    settings: Settings, at: str
+) -> None:
     write_visits(settings, 2_000)
     usual = read_earnings(settings, None, 24)
     file = settings.prediction_log_dir / "1-000000.parquet"
     answers = pq.read_table(file)
     last, column = answers.slice(len(answers) - 1), answers.schema.get_field_index("at")
-    far = pa.array([pd.Timestamp("9999-12-31T23:00:00Z").as_unit("us")], answers.schema.field("at").type)
+    far = pa.array([pd.Timestamp(at).as_unit("us")], answers.schema.field("at").type)
     odd = last.set_column(column, answers.schema.field("at"), far)
     pq.write_table(pa.concat_tables([answers, odd]), file)
     found = read_earnings(settings, None, 24)

@@ -51,8 +51,11 @@ def test_numbers_equal_a_scan_of_the_facts(facts: list[tuple[int, Fact]], cuts: 
         expected_value, expected_out = [], set()
         for code in range(N):
             places = [standing(facts, code, place) for place in dict.fromkeys([store, None])]
-            valid = [f for f in places if f and f.value is not None and holds(f, at)]
-            expected_value.append(valid[0].value if valid else np.nan)
+            known = [f for f in places if f and f.value is not None]
+            valid = [f for f in known if holds(f, at)]
+            # One that lies ahead replaced the value of before: nothing is known until it begins.
+            begun = [f for f in known if (f.valid_from is not None and at < f.valid_from) or holds(f, at)]
+            expected_value.append(begun[0].value if begun and holds(begun[0], at) else np.nan)
             if any(f.value == 0 for f in valid):
                 expected_out.add(code)
         np.testing.assert_array_equal(

@@ -232,6 +232,37 @@ def test_an_item_that_costs_and_is_free_has_no_margin(tmp_path: Path) -> None:
     assert np.isnan(margins[1]), "its cost is unknown"
 
 
+def test_a_price_of_a_store_that_lies_ahead_does_not_show_the_price_of_the_chain(tmp_path: Path) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    store.write([Fact("chain", "price", "i1", 3.0, NOW), Fact("here", "price", "i1", 2.5, NOW, "s")])
+    store.write([Fact("soon", "price", "i1", 2.4, NOW + 1, "s", valid_from=NOW + 100)])
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        prices = [live.price(np.array([1]), NOW + later, "s")[0] for later in (50, 100)]
+        assert live.price(np.array([1]), NOW, "elsewhere")[0] == 3.0
+    np.testing.assert_array_equal(prices, [np.nan, 2.4])
+
+
+def test_rules_are_looked_at_while_facts_keep_coming(tmp_path: Path) -> None:
+    class Endless(SqliteFactStore):
+        """Has one more fact at each call, once it has begun."""
+
+        begun = False
+
+        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+            if not self.begun:
+                return super().changed_since(sequence)
+            return [stock("i1", 1.0, at=NOW + sequence)], sequence + 1
+
+    rules, store = tmp_path / "rules.yaml", Endless(tmp_path / "facts.db")
+    rules.write_text("ban: []")
+    with closing(LiveFacts(CATALOGUE, store, RulesFile(rules, CATALOGUE, {}))) as live:
+        store.begun = True
+        eventually(lambda: len(live._numbers["stock"]) == 1)
+        before = live.rules
+        rules.write_text("ban:\n  - name: recall\n    items: [i2]\n")
+        eventually(lambda: live.rules is not before)
+
+
 def test_a_store_that_breaks_between_two_pages_is_not_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
