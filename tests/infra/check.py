@@ -17,7 +17,11 @@ PYTEST = [sys.executable, "-m", "pytest", "-q", "-ra", "-n", "0", "-m", "slow or
 # What is checked, the program that it needs, and the command.
 CHECKS: list[tuple[str, str, list[str]]] = [
     ("manifests: schemas and rules", "kubectl", [*PYTEST, "tests/infra/test_manifests.py"]),
-    ("manifests of a release", "kubectl", [*PYTEST, "tests/infra/test_release_manifests.py"]),
+    (
+        "manifests of a release",
+        "kubectl",
+        [*PYTEST, "tests/infra/test_release_manifests.py", "tests/infra/test_release_workflow.py"],
+    ),
     ("manifest of a training job", "sh", [*PYTEST, "tests/infra/test_training_manifest.py"]),
     ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
     ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),
