@@ -356,7 +356,7 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
         ],
     }
     (part / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    old = path.with_name(path.name + ".old.part")
+    old = path.with_name(path.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         path.rename(old)  # removed in place, a kill would leave half of it

@@ -6,6 +6,7 @@ basket sees itself. The columns follow `USER`, `ITEM` and `FRESH` of `schema`; n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -21,9 +22,10 @@ USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
 HISTORY = "history"
 # A row whose last event is older is expired: Feast skips it in joins, the endpoint when it reads.
 USER_TTL_DAYS = 730
-# Its row shows that the stream is alive; no user can have this id. The row holds NAME@TIME: Feast's SQLite
-# writer spoils the column of the time, where a zone has summer time.
-HEARTBEAT = "\x00stream"
+HEARTBEAT = "\x00stream"  # its row shows that the stream is alive; no user can have this id
+# The heartbeat's time is that of the consumer that wrote last. Feast's SQLite writer spoils it where clocks
+# change in summer. This row has one time for each partition.
+PARTITIONS = f"{HEARTBEAT}-partitions"
 _STAMP = ("event_timestamp", pa.timestamp("us", tz="UTC"))
 USER_COLUMNS = pa.schema(
     [
@@ -36,6 +38,19 @@ USER_COLUMNS = pa.schema(
 ITEM_COLUMNS = pa.schema(
     [("item_id", pa.string()), _STAMP, *((feature.__name__, pa.float32()) for feature in (*ITEM, *FRESH))]
 )
+
+
+def pack_times(until: dict[int, float]) -> bytes:
+    """Return the row PARTITIONS: for each partition, until when the rows hold its events."""
+    return json.dumps(until).encode()
+
+
+def unpack_times(packed: bytes) -> dict[int, float]:
+    """Return the times in the row PARTITIONS, seconds since the epoch; none if it is damaged."""
+    try:
+        return {int(partition): float(at) for partition, at in json.loads(packed).items()}
+    except (ValueError, TypeError, AttributeError):  # the next beat replaces it
+        return {}
 
 
 def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) -> pa.Table:

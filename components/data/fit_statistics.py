@@ -24,6 +24,7 @@ MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommen
 NEIGHBOURS = 200
 POPULAR = 500
 STORE_POPULAR = 100
+LIFT_ROWS = 512  # of the matrix of types at once
 # More purchases of an item by one shopper in REPEAT_DAYS do not count: no account makes a best seller alone.
 MOST_REPEATS, REPEAT_DAYS = 10, 28
 
@@ -369,12 +370,15 @@ def _type_lift(presence: sparse.csr_matrix, item_type: np.ndarray, types: int) -
     )
     by_type = (presence @ fold).tocsr()
     by_type.data[:] = 1.0
-    observed = (by_type.T @ by_type).toarray()
-    count = np.diag(observed).astype(np.float64)
-    expected = np.maximum(count[:, None] * count[None, :] / presence.shape[0], 1e-3)
-    lift = np.log((observed + 5.0) / (expected + 5.0))
+    observed = (by_type.T @ by_type).tocsr()
+    count = observed.diagonal().astype(np.float64)
+    lift = np.empty((types, types), np.float16)
+    for start in range(0, types, LIFT_ROWS):  # a shop may have many thousand types
+        rows = slice(start, start + LIFT_ROWS)
+        expected = np.maximum(count[rows, None] * count[None, :] / presence.shape[0], 1e-3)
+        lift[rows] = np.log((observed[rows].toarray() + 5.0) / (expected + 5.0))
     lift[0, :] = lift[:, 0] = 0.0
-    return lift.astype(np.float16)
+    return lift
 
 
 def _store_popular(

@@ -44,6 +44,7 @@ from feature_repo.statistics import Statistics, read_vocabulary
 from serving.answer.recommender import Prepared, Recommender
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle, seal_bundle
+from serving.release.golden import read_golden, write_golden
 from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, MAX_K
 from serving.stages.item_index import FaissTower
 from serving.stages.retrieval import SOURCES, Quotas, retrieve
@@ -82,6 +83,8 @@ def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, A
     pq.write_table(
         _reference_events(data, pd.Timestamp(loaded.manifest["cut"])), evaluated / "reference_events.parquet"
     )
+    users = {None, *data.events["user_id"]}  # not one who was forgotten since the bundle was assembled
+    write_golden(evaluated, [one for one in read_golden(evaluated) if one.request.get("user_id") in users])
     bundle_id = seal_bundle(
         evaluated,
         cut=loaded.manifest["cut"],
@@ -344,6 +347,11 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     them would flatter the score by a seventh). The models' weights are shared; they hold no user id.
     """
     cut = pd.Timestamp(bundle.manifest["cut"])
+    # An item that only forgotten users bought is in the catalogue, and in no purchase.
+    ids = np.union1d(purchases.item_ids, np.asarray(bundle.statistics.item_ids))
+    purchases = replace(
+        purchases, item_ids=ids, item=np.searchsorted(ids, purchases.item_ids)[purchases.item]
+    )
     cold = np.random.default_rng(PROTOCOL_SEED).random(len(purchases.user_ids)) < COLD_RATIO
     seen = purchases.before(cut)
     warm = seen.where(~cold[seen.user])

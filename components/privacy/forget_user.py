@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from components.home import Conflict, locked, read_running
 from components.privacy.erased_files import (
@@ -248,19 +249,21 @@ class _Erasure:
         if self.dry_run:
             return self._tables(folder)
         patience_s = self.settings.log_segment_s + 5
-        if any(not is_stale(file, patience_s) for file in folder.iterdir()):
+        folders = [folder, *(inner for inner in folder.rglob("*") if inner.is_dir())]  # also of the shadow
+        if any(not is_stale(file, patience_s) for inner in folders for file in inner.iterdir()):
             time.sleep(QUEUE_S)  # an endpoint may be at work
-        opened = [file for file in folder.glob(".*.tmp") if not is_stale(file, patience_s)]
+        opened = [file for file in files(folder, ".*.tmp") if not is_stale(file, patience_s)]
         if opened:
             self.say(f"an endpoint writes to {folder}: waiting up to {patience_s:.0f} s for its open segment")
         end = time.monotonic() + patience_s
         while any(file.exists() for file in opened) and time.monotonic() < end:
             time.sleep(0.1)
-        recover_segments(folder)
+        for inner in folders:
+            recover_segments(inner)
         count = self._tables(folder)
         if left := [file for file in opened if file.exists() and not is_stale(file, patience_s)]:
             raise _InUse(f"{len(left)} segments of {folder} are still written: repeat later", count)
-        for file in folder.glob(".*.tmp"):
+        for file in files(folder, ".*.tmp"):
             if is_stale(file, patience_s):
                 file.unlink(missing_ok=True)
         return count
@@ -276,15 +279,17 @@ class _Erasure:
     def _tables_of_runs(self) -> int:
         if not self.dry_run:
             drop_stale(self.home / "runs")
-            for left in self.home.glob(".feast-*"):  # of a publication that was killed
-                if is_stale(left):
-                    shutil.rmtree(left, ignore_errors=True)
+            for pattern in (".feast-*", ".refresh-*"):  # of a publication or a refresh that was killed
+                for left in self.home.glob(pattern):
+                    if is_stale(left):
+                        shutil.rmtree(left, ignore_errors=True)
             for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
                 complete_dataset(part)
         count, done = 0, {*bundles(self.home), self.settings.prediction_log_dir}
         done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
         for folder in [*datasets(self.home)]:
-            with contextlib.suppress(EventsInvalid):  # a damaged one goes file by file, below
+            # A damaged one goes file by file, below. A watch may read its source into it at this moment.
+            with contextlib.suppress(EventsInvalid), FileLock(folder.with_name(f"{folder.name}.lock")):
                 count += erase_dataset(folder, self.user_id, self.until, self.dry_run)
                 done.add(folder)
         count += sum(self._rows(file) for file in self._loose("*.parquet", done))
@@ -300,7 +305,7 @@ class _Erasure:
             champion = self.home / read_champion(self.home).path
         except NoChampion:
             champion = None
-        counts = {path: names_user(path, self.user_id) for path in bundles(self.home)}
+        counts = {path: self._named_in(path) for path in bundles(self.home)}
         place = Place("bundles", "golden requests and reference answers")
         held = {path: count for path, count in counts.items() if count}
         if not held:
@@ -319,6 +324,13 @@ class _Erasure:
             notes.append(f"kept to go back to, delete them by hand: {', '.join(sorted(others - of_runs))}")
         place.note = "; ".join(notes)
         return [place]
+
+    def _named_in(self, bundle: Path) -> int:
+        try:
+            return names_user(bundle, self.user_id)
+        except (ValueError, KeyError, TypeError):  # half of a copy, from a full disk or a kill
+            self.damaged.add(bundle)
+            return 0
 
     def unreadable(self) -> list[Place]:
         """Return the damaged tables: a repaired one may still hold the user."""

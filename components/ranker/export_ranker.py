@@ -59,6 +59,7 @@ def sample_inputs(
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, Any]]]:
     """Return a few real lists as the graph's inputs by name, and which of their dimensions may change."""
     lists = np.flatnonzero(np.diff(data.start))[:SAMPLE_LISTS]
+    lists = np.resize(lists, max(len(lists), 2))  # PyTorch takes a dimension of 1 for a constant
     found = inputs_of(data, lists)[0]._asdict()
     if ranker.uses == CANDIDATE:
         rows = torch.export.Dim("rows", min=1, max=1 << 20)

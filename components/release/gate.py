@@ -113,7 +113,9 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
     p99, theirs = (_metric(latency.get(name), "p99_ms") for name in ("challenger", "champion"))
     allowed = -math.inf if theirs is None else params.p99_over_champion * theirs
     reason = f"{params.p99_over_champion:g} x the champion's {theirs or 0:.3f} ms on the same requests"
-    return [*checks, Check("p99_ms against champion", p99, allowed, reason, at_most=True)]
+    if params.p99_over_champion:
+        checks.append(Check("p99_ms against champion", p99, allowed, reason, at_most=True))
+    return checks
 
 
 def _paired(champion: Any) -> str:
@@ -141,10 +143,10 @@ def gain(baseline: float, ratio: float) -> float:
     """Return the value that is `ratio` times better than a baseline between 0 and 1.
 
     Better by 1.2 means the metric times 1.2. If the baseline is too good for that, it means that the gap to 1
-    is divided by 1.2. The nearer of the two counts. A ratio of 0 asks for nothing.
+    is divided by 1.2. The nearer of the two counts. A ratio of 1 or less is a share of the metric.
     """
-    if ratio <= 0:
-        return 0.0
+    if ratio <= 1:
+        return baseline * ratio
     return min(baseline * ratio, 1 - (1 - baseline) / ratio)
 
 

@@ -39,7 +39,7 @@ def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str,
     """
     graphs.mkdir(parents=True, exist_ok=True)
     rows = read_retriever_examples(examples)
-    some = slice(0, min(256, len(rows.basket)))
+    some = np.resize(np.arange(len(rows.basket)), min(max(len(rows.basket), 2), 256))  # 1 is a constant
     inputs = {
         "history": torch.from_numpy(rows.history[some].astype(np.int64)),
         "history_weight": torch.from_numpy(rows.history_weight[some].astype(np.float32)),

@@ -19,6 +19,7 @@ from components.release.registry import CHAMPION, Registry
 from components.rollout import NAMESPACE
 from components.rollout.cluster import IN_POD, Cluster, ClusterUnreachable, Stale, connect
 from feature_repo.errors import RecoError
+from feature_repo.ids import is_name
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ def deploy_endpoint(
     """
     registry = Registry(tracking_uri, model_name)
     target = registry.version(version)
+    if not is_name(target.bundle_id):  # the registry is not ours alone, and this becomes a folder
+        raise ReleaseFailed(f"version {target.version} has the bundle id {target.bundle_id!r:.100}, no name")
     place = Path(home) / "datasets" / target.bundle_id
     if not place.exists():
         part = place.with_name(f".{place.name}.part")

@@ -14,7 +14,7 @@ Document = dict[str, Any]
 ROUTE, SLOTS = "checkout", ("blue", "green")
 ANNOTATION = "reco.dev/release"
 STOP = "serving.kserve.io/stop"
-FLOOR = "reco.dev/floor"  # minReplicaCount of a ScaledObject, as its owner set it
+FLOOR = "reco.dev/floor"  # OWN/RAISED: minReplicaCount of a ScaledObject, its owner's and the release's
 SCALED = ("stage", "shadow", "restage", "step", "seal", "hold")  # either slot may get all traffic at once
 SLOT_HEADER = "x-reco-slot"
 BUNDLE_VARIABLE, LOG_VARIABLE = "STORAGE_URI", "RECO_LOG_DIR"
@@ -93,12 +93,12 @@ def slot_changes(found: Document, record: Release, slot: str) -> Document:
 def floor_changes(scaled: Document, record: Release, pods: int) -> Document:
     """Return the changes of a slot's ScaledObject: in a release it has at least as many pods as the other."""
     least = scaled["spec"]["minReplicaCount"]
-    own = int(scaled["metadata"].get("annotations", {}).get(FLOOR, least))
-    if record.state not in SCALED:
-        wanted, note = own, None
-    else:
-        wanted, note = min(max(least, pods), scaled["spec"]["maxReplicaCount"]), str(own)
-    if wanted == least:
+    noted = scaled["metadata"].get("annotations", {}).get(FLOOR, "")
+    before, _, raised = noted.partition("/")
+    own = int(before) if raised == str(least) else least  # else its owner has set it since
+    wanted = min(max(least, pods), scaled["spec"]["maxReplicaCount"]) if record.state in SCALED else own
+    note = f"{own}/{wanted}" if wanted != own else None
+    if wanted == least and (note or not noted):
         return {}
     return {"metadata": {"annotations": {FLOOR: note}}, "spec": {"minReplicaCount": wanted}}
 

@@ -37,7 +37,7 @@ class Pace:
     shadow_answers: int = 1_000  # 600 would let 2 % errors pass one look in 12
     mirror_percent: int = 50
     look_s: float = 5.0
-    ready_s: float = 600.0  # for the pods of a slot
+    ready_s: float = 1_200.0  # for the pods of a slot: KEDA may look at a new one every 1,000 s only
     longest_s: float = 1_800.0  # for enough answers
     missing_s: float = 60.0  # without a series of the gate
     hold_s: float = 1_800.0

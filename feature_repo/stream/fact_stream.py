@@ -4,18 +4,22 @@ A sold-out item must be gone within two seconds, even behind a backlog of events
 becomes a dead letter with its reason, before the position is committed; a repeated fact changes nothing.
 
 Readers cannot see that a store refuses writes. So the stream notes in it, once a second, until when it holds
-all facts of each partition.
+all facts of each partition. A partition without a note is read again from its beginning: the store is new, or
+was emptied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from feature_repo.errors import RecoError
 from feature_repo.stream.dead_letters import DeadLetters, place_of
 from feature_repo.stream.kafka import KafkaSettings, consumer_config
 
@@ -29,6 +33,16 @@ BEAT_S = 1.0
 FactSink = Callable[[list[bytes]], list[str | None]]
 
 
+class Beats(Protocol):
+    """The notes in the fact store; RecoError means that it is away."""
+
+    def beats(self) -> dict[int, float]:
+        """Return the partitions with a note, and its time."""
+
+    def beat(self, partitions: list[int], at: float) -> None:
+        """Note that the store holds all facts of these partitions."""
+
+
 class FactStream:
     """The consumer of the facts topic; its group is the stream's with the suffix `-facts`."""
 
@@ -37,7 +51,7 @@ class FactStream:
         settings: KafkaSettings,
         sink: FactSink,
         letters: DeadLetters,
-        beat: Callable[[list[int]], None],
+        beats: Beats,
     ) -> None:
         """Prepare a consumer, which connects in `run`.
 
@@ -45,12 +59,15 @@ class FactStream:
             settings: the address of the broker.
             sink: writes the messages; OSError means that the store is away.
             letters: get the invalid messages, and hold the counts.
-            beat: notes that the store holds all facts of these partitions now.
+            beats: the notes of complete partitions.
         """
-        self._topic, self._sink, self._letters, self._beat = settings.facts_topic, sink, letters, beat
+        self._topic, self._sink, self._letters, self._beats = settings.facts_topic, sink, letters, beats
         self._waiting: list[Message] = []  # consumed, but not written: the store is away
         self._positions: dict[int, int] = {}  # written, but not committed
-        self._ended: set[int] = set()  # partitions that were read to their end
+        self._ended: set[int] = set()  # partitions that were read to their end, and are idle
+        self._next: dict[int, int] = {}  # position behind the last written fact
+        self._ends: dict[int, int] = {}  # of the partitions at the last beat
+        self._again: dict[int, int] = {}  # those that are read again, and where they ended before
         self._beat_at = 0.0
         config = consumer_config(settings, f"{settings.group}-facts") | {"enable.partition.eof": True}
         self._consumer = Consumer(config, logger=log)
@@ -86,22 +103,51 @@ class FactStream:
                 stop.wait(RETRY_S)
                 return
             self._consumer.resume(self._consumer.assignment())
-            self._letters.counts.facts += reasons.count(None)
             for message, reason in zip(self._waiting, reasons, strict=True):
-                if reason is not None:
-                    self._letters.bury(message, reason)
                 _, partition, offset = place_of(message)
-                self._positions[partition] = offset + 1
+                if offset < self._again.get(partition, 0):
+                    pass  # it was counted or buried before
+                elif reason is None:
+                    self._letters.counts.facts += 1
+                else:
+                    self._letters.bury(message, reason)
+                self._positions[partition] = self._next[partition] = offset + 1
             self._waiting = []
         self._commit()
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
-            own = {one.partition for one in self._consumer.assignment()}
-            self._beat(sorted(self._ended & own))
+            # Tried again in a second; the age of the last note pages: the alert FactsStale.
+            with contextlib.suppress(RecoError, KafkaException):
+                self._note()
+
+    def _note(self) -> None:
+        """Note which partitions are complete, and begin again with those that the store does not know."""
+        known, complete = self._beats.beats(), []
+        for one in self._consumer.assignment():
+            end = self._consumer.get_watermark_offsets(one, cached=True)[1]
+            # The broker reports the end of an idle partition only; a busy one is written to its last end.
+            before, self._ends[one.partition] = self._ends.get(one.partition, -1), end
+            if one.partition not in self._ended and not 0 <= before <= self._next.get(one.partition, -1):
+                continue
+            if one.partition in known or one.partition in self._again:
+                complete.append(one.partition)
+                self._again.pop(one.partition, None)
+                continue
+            log.warning("partition %d of the facts is read again: the store has no note of it", one.partition)
+            self._consumer.seek(TopicPartition(self._topic, one.partition, OFFSET_BEGINNING))
+            self._forget(one.partition)
+            self._again[one.partition] = end
+        self._beats.beat(complete, time.time())
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget how far a partition was read when this consumer had it before."""
-        self._ended.difference_update(one.partition for one in partitions)
+        for one in partitions:
+            self._forget(one.partition)
+
+    def _forget(self, partition: int) -> None:
+        self._ended.discard(partition)
+        for places in (self._next, self._ends, self._again):
+            places.pop(partition, None)
 
     def _commit(self) -> None:
         """Commit the written messages, once the broker has confirmed or refused their dead letters."""

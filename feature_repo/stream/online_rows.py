@@ -16,12 +16,22 @@ import pandas as pd
 
 from feature_repo.aggregates import UserEvents, check_owner, no_events, unpack
 from feature_repo.schema import USER
-from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_COLUMNS, USER_VIEW, user_table
+from feature_repo.snapshots import (
+    HEARTBEAT,
+    HISTORY,
+    PARTITIONS,
+    USER_COLUMNS,
+    USER_VIEW,
+    pack_times,
+    unpack_times,
+    user_table,
+)
 
 if TYPE_CHECKING:
     from feast import FeatureStore
 
 ROWS_KEPT = 20_000
+GONE_S = 86_400.0
 
 
 class RowsDamaged(ValueError):
@@ -83,25 +93,28 @@ class OnlineRows:
         for user in users:
             self._kept.pop(user, None)
 
-    def beat(self, now: float, name: bytes) -> None:
+    def beat(self, now: float, name: bytes, partitions: Iterable[int] = ()) -> None:
         """Write the heartbeat.
 
         Args:
             now: its time, seconds since the epoch.
             name: names the content of the store; a process that writes all users' rows sets a new name.
+            partitions: those whose events are in the rows until now. Those of other consumers keep the time
+                they have; one without a beat for a day has no consumer any more.
         """
+        kept = unpack_times(self._read([PARTITIONS])[0] or b"")
+        until = {one: at for one, at in kept.items() if at > now - GONE_S} | dict.fromkeys(partitions, now)
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
         row |= {
-            "user_id": HEARTBEAT,
+            "user_id": [HEARTBEAT, PARTITIONS],
             "event_timestamp": datetime.fromtimestamp(now, UTC),
-            HISTORY: b"%b@%.3f" % (name, now),
+            HISTORY: [name, pack_times(until)],
         }
-        self._write(pd.DataFrame([row])[USER_COLUMNS.names])
+        self._write(pd.DataFrame(row)[USER_COLUMNS.names])
 
     def name(self) -> bytes | None:
         """Return the name in the heartbeat; None without one: the store is new, or lost its rows."""
-        found = self._read([HEARTBEAT])[0]
-        return found and found.split(b"@")[0]
+        return self._read([HEARTBEAT])[0]
 
     def _read(self, users: list[str]) -> list[bytes | None]:
         if not users:

@@ -355,9 +355,10 @@ class Stream:
         """Write the heartbeat into the online store, for the endpoint; it stops while a backlog waits."""
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
-        is_behind = (self._lag() or 0) > TURN_MESSAGES
-        if name is not None and (name != self._name or (silent_s < SILENT_S and not is_behind)):
-            self._rows.beat(time.time() - silent_s, name)  # the time up to which rows are complete
+        is_fresh = silent_s < SILENT_S and (self._lag() or 0) <= TURN_MESSAGES
+        if name is not None and (name != self._name or is_fresh):
+            own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
+            self._rows.beat(time.time() - silent_s, name, own)  # the time up to which rows are complete
             self._name = name
 
     def _report(self) -> None:

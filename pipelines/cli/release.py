@@ -334,7 +334,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     folder = context.home / "refreshed"
     with (
         locked(context.home / UPDATE_LOCK, "refreshing the champion"),
-        tempfile.TemporaryDirectory() as scratch,
+        tempfile.TemporaryDirectory(dir=context.home, prefix=".refresh-") as scratch,  # `forget` looks there
     ):
         dataset = Path(scratch) / "dataset"
         source = absolute(data) if data else str(context.home / "offline_store")

@@ -42,7 +42,7 @@ WATCH_S = 30.0
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
 @click.option("--watch", is_flag=True, help="Release each new challenger, until Ctrl-C.")
 @click.option("--status", is_flag=True, help="Show the last release and the weights.")
-@click.option("--dry-run", is_flag=True, help="Print each patch; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print each patch of route and slots; change nothing.")
 @trusted_keys_option
 @registry_options
 @common_options

@@ -217,13 +217,6 @@ def submit(
             "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
             "volume there they end with the pod that wrote them"
         )
-    for option, url in (("--online-store", online_store), ("--tracking-uri", tracking_uri), ("--host", host)):
-        if re.search(r"://[^/@]*:[^/@]+@|password=", url):
-            raise click.UsageError(
-                f"{option} holds a password, and every user of the cluster can read a run's parameters: "
-                f"put it into a Secret with a key of {', '.join(PASSWORDS)}, and give --secret NAME; "
-                "a token for the API comes with --token-file"
-            )
     mount = _mount(volume, state)
     given = parse_params(params)
     size: Size = "fast" if fast else "full"
@@ -239,6 +232,14 @@ def submit(
         )
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
+    urls = {"--online-store": arguments["online_store"], "--tracking-uri": arguments["tracking_uri"]}
+    for option, url in {**urls, "--host": host}.items():
+        if re.search(r"://[^/@]*:[^/@]+@|password=", url):
+            raise click.UsageError(
+                f"{option} holds a password, and every user of the cluster can read a run's parameters: "
+                f"put it into a Secret with a key of {', '.join(PASSWORDS)}, and give --secret NAME; "
+                "a token for the API comes with --token-file"
+            )
     check_online_store(arguments["online_store"])
     token = read_token(token_file)
     submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount, secret)

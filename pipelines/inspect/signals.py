@@ -82,7 +82,7 @@ def _states(samples: Samples, now: float) -> Iterator[tuple[str, str]]:
     if (old_s := age_s.get("reco_facts_read_timestamp_seconds", 0.0)) > 60:
         yield "FactsStale", f"facts were read {old_s:,.0f} s ago"
     if (behind_s := age_s.get("reco_facts_complete_timestamp_seconds", 0.0)) > 60:
-        yield "FactsStale", f"the stream has stored no facts for {behind_s:,.0f} s"
+        yield "FactsStale", f"facts are complete until {behind_s:,.0f} s ago"
     if (unread_s := age_s.get("reco_champion_read_timestamp_seconds")) is not None:
         if unread_s > 120:
             yield "ChampionUnread", f"champion.json was read {unread_s:,.0f} s ago"

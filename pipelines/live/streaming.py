@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +39,7 @@ def run_stream(settings: Settings, kafka: KafkaSettings, on_ready: Callable[[], 
                 kafka,
                 lambda messages: take_facts(facts, messages, settings.home),
                 stream.letters,
-                lambda partitions: beat(facts, partitions),
+                facts,
             )
             taking = threads.submit(fact_stream.run, stop)
             taking.add_done_callback(lambda _: stop.set())  # whichever fails ends the other too
@@ -61,12 +59,6 @@ def stop_signal() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
-
-
-def beat(store: FactStore, partitions: list[int]) -> None:
-    """Note that the store holds all facts of these partitions now."""
-    with contextlib.suppress(FactsUnavailable):  # the age of the last beat pages: the alert FactsStale
-        store.beat(partitions, time.time())
 
 
 def take_facts(store: FactStore, messages: list[bytes], home: Path | None = None) -> list[str | None]:

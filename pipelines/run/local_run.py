@@ -131,7 +131,8 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
         progress.say(f"stopped; go on with: {command(home, f'run --resume {run.run_id}')}")
         raise
     finally:
-        shutil.rmtree(run.folder / "working", ignore_errors=True)
+        if not any(step.status == "failed" for step in run.steps):  # its error may name a file in there
+            shutil.rmtree(run.folder / "working", ignore_errors=True)
         run.pid, run.elapsed_s = 0, round(run.elapsed_s + time.monotonic() - began, 2)
         run.save()
         _free_space(home, run, progress)

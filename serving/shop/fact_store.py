@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,10 +74,8 @@ class FactStore(Protocol):
             FactsUnavailable: the store is broken or did not answer in time.
         """
 
-    def complete_until(self) -> float:
-        """Return until when the facts of all partitions are stored, seconds since the epoch.
-
-        0 without a stream. A partition that got no beat for a day has no stream any more: it does not count.
+    def beats(self) -> dict[int, float]:
+        """Return each partition that had a beat, and until when its facts are stored.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time.
@@ -148,9 +146,9 @@ class SqliteFactStore:
                 connection.execute(_BEATS)
                 connection.executemany(_BEAT, [(partition, at) for partition in partitions])
 
-    def complete_until(self) -> float:
-        """Return until when the facts of all partitions are stored; 0 without a stream."""
-        return _earliest(at for (at,) in self._read("SELECT at FROM beats"))
+    def beats(self) -> dict[int, float]:
+        """Return each partition that had a beat, and until when its facts are stored."""
+        return dict(self._read("SELECT partition, at FROM beats"))
 
     def _read(self, query: str, *values: int) -> list[Any]:
         with self._as_unavailable(), self._lock:
@@ -279,9 +277,9 @@ class RedisFactStore:
         if partitions:
             self._ask("HSET", _BEATING, *(part for one in partitions for part in (one, repr(at))))
 
-    def complete_until(self) -> float:
-        """Return until when the facts of all partitions are stored; 0 without a stream."""
-        return _earliest(map(float, self._ask("HVALS", _BEATING)))
+    def beats(self) -> dict[int, float]:
+        """Return each partition that had a beat, and until when its facts are stored."""
+        return {int(partition): float(at) for partition, at in self._ask("HGETALL", _BEATING).items()}
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -321,8 +319,15 @@ return changed
 """
 
 
-def _earliest(beats: Iterable[float]) -> float:
-    return min((at for at in beats if at > time.time() - GONE_S), default=0.0)
+def complete_until(store: FactStore) -> float:
+    """Return until when the facts of all partitions are stored, seconds since the epoch; 0 without a stream.
+
+    A partition that got no beat for a day has no stream any more: it does not count.
+
+    Raises:
+        FactsUnavailable: the store is broken or did not answer in time.
+    """
+    return min((at for at in store.beats().values() if at > time.time() - GONE_S), default=0.0)
 
 
 def _parsed(stored: Iterator[bytes]) -> list[Fact]:

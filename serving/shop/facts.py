@@ -21,7 +21,7 @@ from feature_repo.facts import Fact
 from feature_repo.statistics import Statistics
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS, FACTS_COMPLETE_UNTIL, FACTS_KNOWN, FACTS_READ_AT, RULES_BROKEN
-from serving.shop.fact_store import FactStore
+from serving.shop.fact_store import FactStore, complete_until
 from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 
 POLL_S = 0.25
@@ -205,10 +205,9 @@ class LiveFacts:
         FACTS_READ_AT.set(time.time())
         for kind, numbers in self._numbers.items():
             FACTS_KNOWN.labels(kind).set(len(numbers) or kind in self._elsewhere)
-        with contextlib.suppress(
-            FactsUnavailable
-        ):  # Redis may refuse this user the command: no stream is seen
-            FACTS_COMPLETE_UNTIL.set(self._store.complete_until())
+        # Redis may refuse this user the command: then no stream is seen.
+        with contextlib.suppress(FactsUnavailable):
+            FACTS_COMPLETE_UNTIL.set(complete_until(self._store))
         if self._broken:
             _log.warning("prices, stock, promotions and coupons are read again")
             self._broken = ""

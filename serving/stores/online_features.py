@@ -334,7 +334,7 @@ class GuardedStore:
     def _answered(self, user_id: str, row: UserRow | None) -> UserRow | None:
         if self._breaker.failures_lately:
             self._breaker.succeeded()
-        if user_id != HEARTBEAT:  # a thread reads that every second; it is no user's row
+        if not user_id.startswith(HEARTBEAT):  # a thread reads that every second; it is no user's row
             _reads["absent" if row is None else "found"].inc()
         return row
 
@@ -433,10 +433,8 @@ def _varint(proto: bytes, at: int) -> tuple[int, int]:
 def _row(user_id: str, value: bytes, written_at: float) -> UserRow:
     """Return the row in Feast's value; raises ValueError unless it is this user's."""
     history = bytes_value(value)
-    if user_id == HEARTBEAT:
-        name, _, at = history.partition(b"@")
-        return UserRow(name, float(at) if at else written_at)  # without: an older stream's
-    check_owner(history, user_id)
+    if not user_id.startswith(HEARTBEAT):
+        check_owner(history, user_id)
     return UserRow(history, written_at)
 
 

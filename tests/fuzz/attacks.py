@@ -463,7 +463,7 @@ def hostile_store() -> Iterator[tuple[str, dict[bytes, bytes]]]:
     from tests.chaos.listening import listening
 
     hostile: dict[bytes, bytes] = {}
-    honest = {b"HMGET": b"*2\r\n$-1\r\n$-1\r\n", b"ZRANGEBYSCORE": b"*0\r\n", b"HVALS": b"*0\r\n"}
+    honest = {b"HMGET": b"*2\r\n$-1\r\n$-1\r\n", b"ZRANGEBYSCORE": b"*0\r\n", b"HGETALL": b"*0\r\n"}
 
     def serve(client: socket.socket) -> None:
         while sent := client.recv(1 << 16):

@@ -72,7 +72,7 @@ def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[st
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert pod["restartPolicy"] == "Never"
     assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None, True]
-    assert "create job rollback-1 --from=cronjob/rollback" in REMEDIES.read_text()
+    assert "create job $JOB --from=cronjob/rollback" in REMEDIES.read_text()
 
 
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(

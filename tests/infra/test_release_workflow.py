@@ -16,19 +16,30 @@ esac
 """
 
 
+def follow(folder: Path, started: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the step with a kubectl that shows this log and this condition of the Job."""
+    [job] = yaml.safe_load(FILE.read_text())["jobs"].values()
+    [step] = [one for one in job["steps"] if one.get("name") == "Follow"]
+    kubectl = folder / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\n{KUBECTL}")
+    kubectl.chmod(0o755)
+    variables |= {"PATH": f"{folder}:/usr/bin:/bin", "JOB": "release-1"}
+    command = ["bash", "-e", "-c", started + step["run"]]
+    return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("log", "condition", "exit_code"),
     [("step 5 %", "Complete", 0), ("step 5 %", "Failed", 1), ("", "Failed", 1)],
 )
 def test_it_follows_the_job_to_its_end(log: str, condition: str, exit_code: int, tmp_path: Path) -> None:
-    [job] = yaml.safe_load(FILE.read_text())["jobs"].values()
-    [step] = [one for one in job["steps"] if one.get("name") == "Follow"]
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\n{KUBECTL}")
-    kubectl.chmod(0o755)
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB": "release-1", "LOG": log, "CONDITION": condition}
-    command = ["bash", "-e", "-c", step["run"]]
-    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = follow(tmp_path, LOG=log, CONDITION=condition)
     assert done.returncode == exit_code, done.stderr
     assert (tmp_path / "release.log").read_text().strip() == log
     assert ("ImagePullBackOff" in done.stderr) == (not log)
+
+
+def test_it_ends_when_no_pod_runs(tmp_path: Path) -> None:
+    done = follow(tmp_path, LOG="", CONDITION="", started="SECONDS=901\n")
+    assert done.returncode == 1
+    assert "delete job release-1" in done.stdout

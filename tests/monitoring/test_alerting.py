@@ -249,8 +249,8 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "gone": ({f"up{{{JOB}}}": "1x2 0x300"}, {"CheckoutGone"}),
     "a slot gone": (
         {
-            f'up{{{JOB},slot="blue"}}': "1x250 0x50",
-            f'{RESPONSES}"full",degraded_reason="none",slot="blue"}}': "0+150x250 _x50",
+            f'up{{{JOB},slot="blue",pod="a"}}': "1x250 0x50",
+            f'up{{{JOB},slot="green",pod="b"}}': "1x200 _x100",  # parked, and filled again
         },
         {"SlotGone"},
     ),

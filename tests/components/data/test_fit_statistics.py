@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 
-from components.data.fit_statistics import MOST_REPEATS, fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import MOST_REPEATS, _type_lift, fit, fit_vocabulary, purchases_of
 from feature_repo.statistics import Statistics
 from feature_repo.toy_shop import toy_dataset
 
@@ -92,6 +93,22 @@ def test_nothing_at_or_after_the_cut_counts() -> None:
     rows = [(f"a{n}", "ann", "bread", 60 - 10 * n) for n in range(6)] + [("late", "ann", "bread", 0)]
     seen = purchases_of(events(rows)).before(CUT)
     assert fit(seen, ITEMS, fit_vocabulary(seen, ITEMS), CUT).basket_count.tolist() == [6]
+
+
+def test_the_lift_of_many_types_is_that_of_the_whole_matrix() -> None:
+    rng = np.random.default_rng(0)
+    types, baskets = 700, 3_000
+    item_type = rng.integers(0, types, 2_000)
+    presence = sparse.random(baskets, 2_000, 0.01, "csr", np.float32, rng)
+    presence.data[:] = 1.0
+    fold = np.zeros((2_000, types), np.float32)
+    fold[np.arange(2_000), item_type] = 1.0
+    has = (presence.toarray() @ fold > 0).astype(np.float32)
+    observed = has.T @ has
+    count = np.diag(observed).astype(np.float64)
+    expected = np.log((observed + 5.0) / (np.maximum(np.outer(count, count) / baskets, 1e-3) + 5.0))
+    expected[0, :] = expected[:, 0] = 0.0
+    np.testing.assert_array_equal(_type_lift(presence, item_type, types), expected.astype(np.float16))
 
 
 def test_an_empty_catalogue_names_the_remedy() -> None:

@@ -10,9 +10,11 @@ import pytest
 from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import evaluate_bundle
 from components.evaluation.nightly import Nightly
+from feature_repo.events import Dataset, read_dataset, write_dataset
 from serving.answer.recommender import Recommender
 from serving.prediction_log import Record
 from serving.release.bundle import load_bundle
+from serving.release.golden import read_golden
 from serving.release.manifest import read_manifest
 from serving.schemas import Request
 from serving.stores.online_features import open_store
@@ -37,13 +39,25 @@ def test_results_are_part_of_the_sealed_bundle(toy_line: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_user_who_was_forgotten_since_is_in_no_golden_request(toy_line: Path, tmp_path: Path) -> None:
+    """And an item that no other user bought stays in the catalogue, without a purchase."""
+    data = read_dataset(toy_line / "dataset")
+    golden = read_golden(toy_line / "bundle")
+    user = next(one.request["user_id"] for one in golden if one.request.get("user_id"))
+    item = load_bundle(toy_line / "bundle").statistics.item_ids[3]
+    events = data.events[(data.events["user_id"] != user) & (data.events["item_id"] != item)]
+    write_dataset(tmp_path / "dataset", Dataset(events.reset_index(drop=True), data.items, data.manifest))
+    evaluate_bundle(toy_line / "bundle", tmp_path / "dataset", tmp_path / "evaluated")
+    asked = [one.request.get("user_id") for one in read_golden(tmp_path / "evaluated")]
+    assert asked == [one.request.get("user_id") for one in golden if one.request.get("user_id") != user]
+
+
+@pytest.mark.slow
 def test_the_drift_reference_equals_a_prediction_log(toy_line: Path) -> None:
     """Each basket of the test weeks whole, asked at its own time for the default number of items.
 
     The online store holds all that came since as well; of it the endpoint takes what lies before the request.
     """
-    from feature_repo.events import read_dataset
-
     reference = pq.read_table(toy_line / "evaluated" / "reference_log.parquet").to_pandas()
     results = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
     events = read_dataset(toy_line / "dataset").events

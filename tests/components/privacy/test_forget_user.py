@@ -21,6 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from components.data.ingest_events import ingest_events
@@ -40,6 +41,7 @@ from serving.release.champion import Champion, write_champion
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
+from tests.chaos.procs import eventually
 from tests.feature_repo.stream.test_stream import produce, streaming
 
 USER, LONGER = "user-000", "user-0007"  # of which the first is the beginning
@@ -256,9 +258,13 @@ def test_a_damaged_file_is_named_and_the_rest_is_done(home: Path) -> None:
     damaged = home / "offline_store" / "old" / "copy.parquet"
     damaged.parent.mkdir()
     damaged.write_bytes(b"half a file")
+    half = home / "extended"
+    half.mkdir()
+    (half / "golden.jsonl").write_text('{"request": {"user_')
     report = forget_user(settings_of(home), USER)
     [place] = [place for place in report.places if place.place == "damaged files"]
-    assert (place.state, "offline_store/old/copy.parquet" in place.note) == (REMAINS, True)
+    assert place.state == REMAINS
+    assert {"offline_store/old/copy.parquet", "extended"} <= set(place.note.rpartition(": ")[2].split(", "))
     assert places(report)["runs and data sets"][0] > 390
 
 
@@ -339,9 +345,10 @@ def test_invalid_user_ids_are_refused(home: Path, user: str) -> None:
     assert not (home / FILE).exists()
 
 
-def test_an_open_segment_of_the_log_is_waited_for(home: Path) -> None:
+@pytest.mark.parametrize("inner", ["", "shadow"])
+def test_an_open_segment_of_the_log_is_waited_for(home: Path, inner: str) -> None:
     shutil.rmtree(home / "prediction_log")
-    log = PredictionLog(home / "prediction_log", ("count",), segment_s=4.0, poll_s=0.01)
+    log = PredictionLog(home / "prediction_log" / inner, ("count",), segment_s=4.0, poll_s=0.01)
     request = Request(("item-001",), NOW, USER, None, 10, "r")
     log.append(Record(request, Response("r", (), "b"), np.empty((0, 1)), NOW))
     said: list[str] = []
@@ -361,6 +368,20 @@ from components.privacy.forget_user import forget_user
 from serving.settings import Settings
 forget_user(Settings(home=Path(sys.argv[1]), log_segment_s=0.2), sys.stdin.read())
 """
+
+
+def test_a_data_set_that_a_watch_writes_is_waited_for(home: Path) -> None:
+    folder = home / "datasets" / "shop"
+    shutil.copytree(home / RUN / "ingest-events" / "dataset", folder)
+    forgetting = threading.Thread(target=forget_user, args=(settings_of(home), USER))
+    with FileLock(home / "datasets" / "shop.lock"):  # of `dataset_of`
+        forgetting.start()
+        eventually((home / FILE).exists)
+        forgetting.join(0.5)
+        assert forgetting.is_alive()
+        assert USER in set(read_dataset(folder).events["user_id"])
+    forgetting.join(60)
+    assert USER not in set(read_dataset(folder).events["user_id"])
 
 
 @pytest.mark.slow

@@ -65,6 +65,12 @@ def test_a_ranker_that_looks_at_the_request_is_traced_with_lists(data: RankerExa
     }
 
 
+def test_one_list_is_traced_as_two(plant: Callable[..., RankerExamples]) -> None:
+    """PyTorch takes a dimension of 1 for a constant."""
+    inputs, _ = sample_inputs(SequenceRanker(SHAPE), plant(1, 10, seed=4))
+    assert inputs["dense"].shape == (2, 10, len(DENSE_NAMES))
+
+
 def test_probabilities_are_the_models_own(data: RankerExamples) -> None:
     model = untrained(Dlrm, data)
     with torch.no_grad():

@@ -118,6 +118,10 @@ def test_a_refusal_says_whether_it_may_be_chance(interval: list[float], says: st
         enforce(compare(found))
 
 
+def test_a_latency_ratio_of_0_asks_for_nothing() -> None:
+    assert failed(measured(champion=0.16, p99_ms=(9.0, 2.0)), p99_over_champion=0.0) == []
+
+
 def test_one_per_cent_under_the_champion_is_noise() -> None:
     assert failed(measured(0.1585, champion=0.16)) == []
     assert "ndcg_at_10 against champion" in failed(measured(0.1583, champion=0.16))
@@ -125,7 +129,10 @@ def test_one_per_cent_under_the_champion_is_noise() -> None:
 
 @pytest.mark.parametrize(
     ("baseline", "ratio", "needed"),
-    [(0.13, 1.2, 0.156), (0.07, 2.0, 0.14), (0.9, 1.2, 1 - 0.1 / 1.2), (1.0, 2.0, 1.0)],
+    [
+        *((0.13, 1.2, 0.156), (0.07, 2.0, 0.14), (0.9, 1.2, 1 - 0.1 / 1.2), (1.0, 2.0, 1.0)),
+        *((0.1, 0.9, 0.09), (0.3, 0.5, 0.15), (0.3, 0.0, 0.0)),
+    ],
 )
 def test_a_good_baseline_needs_its_error_cut_instead(baseline: float, ratio: float, needed: float) -> None:
     assert gain(baseline, ratio) == pytest.approx(needed)

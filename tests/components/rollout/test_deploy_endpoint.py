@@ -86,6 +86,16 @@ def test_the_job_releases_this_version_and_is_followed(
     assert len(step.jobs()) == 1
 
 
+def test_a_bundle_id_of_the_registry_that_is_no_name_is_refused(
+    step: Step, registry: Registry, home: Path
+) -> None:
+    registry._client.set_model_version_tag("recommender", "1", "bundle_id", "../bundles")
+    (home / "bundles").mkdir(exist_ok=True)
+    with pytest.raises(ReleaseFailed, match="no name"):
+        step()
+    assert (home / "bundles").is_dir()
+
+
 def test_another_run_of_the_same_version_starts_another_job(step: Step, registry: Registry) -> None:
     step.play = lambda wait: step.end("Failed")
     for _ in range(2):

@@ -32,12 +32,18 @@ def test_the_floor_of_a_slot_is_raised_once_and_put_back(cluster: ToyCluster) ->
     scaled, begun = cluster.scaled("green"), replace(RECORD, state="stage")
     assert floor_changes(scaled, begun, 2) == {}, "it has as many"
     raised = floor_changes(scaled, begun, 400)
-    assert raised == {"metadata": {"annotations": {FLOOR: "2"}}, "spec": {"minReplicaCount": 10}}, "at most"
+    assert raised == {"metadata": {"annotations": {FLOOR: "2/10"}}, "spec": {"minReplicaCount": 10}}, (
+        "at most"
+    )
     scaled = merged(scaled, raised)
     assert floor_changes(scaled, begun, 1) == {}, "never lowered meanwhile"
     for state in ("settle", "abort", "verify"):
         back = merged(scaled, floor_changes(scaled, replace(RECORD, state=state), 400))
         assert (back["spec"]["minReplicaCount"], back["metadata"]["annotations"]) == (2, {})
+    for own in (6, 2):  # on-call adds replicas, or the manifests are applied again
+        scaled["spec"]["minReplicaCount"] = own
+        back = merged(scaled, floor_changes(scaled, replace(RECORD, state="settle"), 400))
+        assert (back["spec"]["minReplicaCount"], back["metadata"]["annotations"]) == (own, {})
 
 
 def test_both_protocols_get_the_weights_and_http_alone_the_mirror(cluster: ToyCluster) -> None:

@@ -129,7 +129,7 @@ def test_missing_metrics_hold_and_then_abort(cluster: ToyCluster, slot: str) -> 
 def test_pods_that_never_start_abort_and_get_no_request(cluster: ToyCluster) -> None:
     cluster.stuck = True
     states = seen(cluster)
-    with pytest.raises(Aborted, match="stage after 600 s"):
+    with pytest.raises(Aborted, match="stage after 1200 s"):
         cluster.release()
     assert {weight for _, weight in states} == {0}
 

@@ -1,6 +1,7 @@
 """Facts are written once; an invalid fact becomes a dead letter, and a store that is away is retried."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,15 +18,30 @@ WAIT_S = 60.0
 PARTITIONS = 4  # of the topic
 
 
+class Notes:
+    """A store's notes: of all partitions, unless `known` is given."""
+
+    def __init__(self, known: dict[int, float] | None = None) -> None:
+        self.known = dict.fromkeys(range(PARTITIONS), 0.0) if known is None else known
+
+    def beats(self) -> dict[int, float]:
+        return dict(self.known)
+
+    def beat(self, partitions: list[int], at: float) -> None:
+        self.known |= dict.fromkeys(partitions, at)
+
+    def noted(self) -> set[int]:
+        return {partition for partition, at in self.known.items() if at}
+
+
 @contextmanager
 def taking(
-    settings: KafkaSettings, sink: FactSink, beats: list[int] | None = None
+    settings: KafkaSettings, sink: FactSink, notes: Notes | None = None
 ) -> Iterator[tuple[Counts, FactStream]]:
-    """Run the fact stream in a thread until the block ends; `beats` gets the partitions of each beat."""
+    """Run the fact stream in a thread until the block ends."""
     counts, stop = Counts(), threading.Event()
-    facts = FactStream(
-        settings, sink, DeadLetters(settings, counts), (list[int]() if beats is None else beats).extend
-    )
+    facts = FactStream(settings, sink, DeadLetters(settings, counts), notes or Notes())
+
     thread = threading.Thread(target=facts.run, args=(stop,))
     thread.start()
     try:
@@ -64,7 +80,7 @@ def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(brok
 
 def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
     settings, away, taken = KafkaSettings(bootstrap=broker.bootstrap), threading.Event(), list[bytes]()
-    tried, beats = threading.Event(), list[int]()
+    tried, notes = threading.Event(), Notes()
 
     def sink(messages: list[bytes]) -> list[str | None]:
         if away.is_set():
@@ -78,11 +94,55 @@ def test_a_store_that_is_away_is_tried_until_it_is_back(broker: Any) -> None:
     with taking(settings, sink):  # it ends although the store is away, and commits nothing
         assert tried.wait(WAIT_S)
     tried.clear()
-    with taking(settings, sink, beats) as (counts, _):
+    with taking(settings, sink, notes) as (counts, _):
         assert tried.wait(WAIT_S)
         send(settings, "two")
-        assert len(set(beats)) < PARTITIONS  # not of the one whose fact is not written
+        assert len(notes.noted()) < PARTITIONS  # not of the one whose fact is not written
         away.clear()
         eventually(lambda: counts.facts == 2, WAIT_S)
-        eventually(lambda: len(set(beats)) == PARTITIONS, WAIT_S)
+        eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
     assert taken == [b"one", b"two"]
+
+
+def test_a_steady_flow_of_facts_is_complete(broker: Any) -> None:
+    """The broker reports the end of a partition only where nothing comes for a moment."""
+    settings, notes, over = KafkaSettings(bootstrap=broker.bootstrap), Notes(), threading.Event()
+
+    def flow() -> None:
+        while not over.wait(0.02):
+            send(settings, "one")
+
+    flowing = threading.Thread(target=flow)
+    flowing.start()
+    try:
+        with taking(settings, lambda messages: [None] * len(messages), notes):
+            eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
+            since = time.time()
+            eventually(lambda: min(notes.known.values()) > since + 3, WAIT_S)
+    finally:
+        over.set()
+        flowing.join()
+
+
+def test_an_emptied_store_gets_all_facts_again_and_no_dead_letter_twice(broker: Any) -> None:
+    settings, taken, notes = KafkaSettings(bootstrap=broker.bootstrap), list[bytes](), Notes()
+
+    def sink(messages: list[bytes]) -> list[str | None]:
+        taken.extend(messages)
+        return ["no fact" if message == b"poison" else None for message in messages]
+
+    send(settings, "one", "poison", "two")
+    with taking(settings, sink, notes) as (counts, _):
+        eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
+        taken.clear()
+        notes.known.clear()
+        eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
+        assert taken == [b"one", b"poison", b"two"]
+        send(settings, "poison")
+        eventually(lambda: counts.dead_letters == 2, WAIT_S)
+    notes.known.clear()  # while no stream runs
+    taken.clear()
+    with taking(settings, sink, notes) as (counts, _):
+        eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
+        assert taken == [b"one", b"poison", b"two", b"poison"]
+        assert counts.dead_letters == 0

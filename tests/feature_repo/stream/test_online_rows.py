@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import redis
 
 from components.data.feast_store import open_feature_store
 from feature_repo.aggregates import BATCH, fold, pack
-from feature_repo.snapshots import HEARTBEAT
+from feature_repo.snapshots import HEARTBEAT, PARTITIONS, unpack_times
 from feature_repo.stream import online_rows
 from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
 from serving.stores.online_features import SqliteStore
@@ -76,21 +75,21 @@ def test_more_events_replace_the_row(rows: OnlineRows, row_of: Callable[..., Any
     assert len(rows.get(["ann"])["ann"]) == 2
 
 
-def test_the_heartbeat_has_its_time_in_the_hour_that_a_zone_leaves_out(
-    rows: OnlineRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Feast's SQLite writer takes the UTC time for a local one, and that hour does not exist."""
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    try:
-        at = datetime(2026, 3, 29, 2, 30, tzinfo=UTC).timestamp()
-        rows.beat(at, b"one")
-        beat = SqliteStore(tmp_path / "online_store.db").read(HEARTBEAT)
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert beat is not None
-    assert (beat.written_at, beat.history, rows.name()) == (at, b"one", b"one")
+def test_each_partition_keeps_the_time_of_its_last_beat(rows: OnlineRows, tmp_path: Path) -> None:
+    def until() -> dict[int, float]:
+        read = SqliteStore(tmp_path / "online_store.db").read(PARTITIONS)
+        assert read is not None
+        return unpack_times(read.history)
+
+    rows.beat(AT, b"one", [0, 1])
+    rows.beat(AT + 60, b"one", [2])
+    rows.beat(AT + 60, b"one", [0])
+    assert until() == {0: AT + 60, 1: AT, 2: AT + 60}
+    rows.beat(AT + 61, b"two")  # of a consumer without partitions
+    assert (until()[1], rows.name()) == (AT, b"two")
+    rows.beat(AT + 90_000, b"two", [0])
+    assert until() == {0: AT + 90_000}, "no consumer has had the others for a day"
+    assert unpack_times(b"damaged") == unpack_times(b"[]") == {}
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def test_facts_are_applied_during_a_rebuild_of_rows(
     class Slow(OnlineRows):
         def name(self) -> bytes | None:
             store, end = open_fact_store(settings.fact_store_url), time.monotonic() + 30
-            while not ((facts := store.changed_since(0)[0]) and store.complete_until()):
+            while not ((facts := store.changed_since(0)[0]) and store.beats()):
                 assert time.monotonic() < end
                 time.sleep(0.1)
             came.extend(facts)

@@ -88,6 +88,7 @@ def test_a_failing_step_stops_the_run_with_its_own_error_first(tmp_path: Path, s
     assert [step.status for step in run.steps] == ["done", "failed", "waiting"]
     assert run.status == "failed"
     assert "Traceback" in run.log("add-up").read_text()
+    assert (run.folder / "working").exists(), "an error may name a file in there"
 
 
 def test_resume_continues_after_the_last_finished_step(tmp_path: Path, spec: Spec) -> None:

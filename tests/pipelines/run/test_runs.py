@@ -163,5 +163,8 @@ def test_a_password_is_never_shown_and_only_the_owner_reads_it(tmp_path: Path) -
     run = new_run(tmp_path, "training", arguments, ["a"])
     shown = run.shown_arguments()
     assert shown == {"online_store": "redis://…@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    sentinel = {"online_store": "redis+sentinel://h:1/main/0?sentinel_password=TOP&x=1"}
+    shown = new_run(tmp_path, "training", sentinel, ["a"]).shown_arguments()
+    assert shown == {"online_store": "redis+sentinel://h:1/main/0?sentinel_password=…&x=1"}
     assert (run.folder / "state.json").stat().st_mode & 0o077 == 0
     assert read_run(run.folder).arguments == arguments

@@ -18,7 +18,13 @@ from feature_repo.facts import Fact, Facts
 from serving.errors import FactsUnavailable
 from serving.redis.client import RedisClient
 from serving.shop import fact_store
-from serving.shop.fact_store import FactStore, RedisFactStore, SqliteFactStore, open_fact_store
+from serving.shop.fact_store import (
+    FactStore,
+    RedisFactStore,
+    SqliteFactStore,
+    complete_until,
+    open_fact_store,
+)
 from tests.chaos.procs import eventually, valkey_server
 
 AT = 1_700_000_000.0
@@ -87,15 +93,16 @@ def test_every_field_of_a_fact_round_trips(store: FactStore) -> None:
 
 
 def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStore) -> None:
-    assert store.complete_until() == 0  # no stream
+    assert complete_until(store) == 0  # no stream
     now = time.time()
     store.beat([], now)
-    assert store.complete_until() == 0
+    assert complete_until(store) == 0
     store.beat([0, 1], now - 10.25)
     store.beat([1, 2], now)
-    assert store.complete_until() == now - 10.25
+    assert complete_until(store) == now - 10.25
+    assert store.beats() == {0: now - 10.25, 1: now, 2: now}
     store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
-    assert store.complete_until() == now
+    assert complete_until(store) == now
     assert store.write([price("a")]) == 1
     assert all_of(store)[0] == [price("a")]
 
@@ -285,7 +292,7 @@ def test_a_redis_that_is_full_is_read_and_its_facts_are_not_complete(
         with pytest.raises(FactsUnavailable):
             write()
     assert all_of(store)[0] == [price()]
-    assert store.complete_until() == before
+    assert complete_until(store) == before
     store.close()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from feature_repo.snapshots import HEARTBEAT, USER_TTL_DAYS
+from feature_repo.snapshots import HEARTBEAT, PARTITIONS, USER_TTL_DAYS, pack_times
 from serving.answer.recommender import Recommender, open_recommender
 from serving.errors import FeaturesUnavailable
 from serving.schemas import Request
 from serving.stores import freshness as module
-from serving.stores.freshness import Freshness
+from serving.stores.freshness import Freshness, beat_at
 from serving.stores.online_features import MemoryStore, UserRow
 
 
@@ -51,6 +51,23 @@ def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) ->
     assert found.reason == expected
     assert REGISTRY.get_sample_value("reco_features_age_seconds") == pytest.approx(age_s, abs=5)
     found.close()
+
+
+def test_the_partition_that_is_furthest_behind_decides() -> None:
+    assert beat_at(100.0, {0: 40.0, 1: 100.0}, 100.0) == 40.0
+    assert beat_at(100.0, {}, 100.0) == 100.0, "an older stream writes no partitions"
+    assert beat_at(100.0, {0: 50.0}, 100.0) == 100.0, "and one that went back to it no new ones"
+    assert beat_at(3_700.0, {0: 50.0}, 100.0) == 50.0, "an hour that a zone leaves out in spring"
+
+
+def test_a_partition_that_lags_makes_rows_stale() -> None:
+    store = MemoryStore()
+    beat(store, 1.0)
+    until = {0: time.time() - 1, 1: time.time() - 90}
+    store.write(PARTITIONS, UserRow(pack_times(until), time.time()))
+    found = Freshness(store, 60.0)
+    found.close()
+    assert found.reason == "stale_features"
 
 
 def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(
