@@ -249,6 +249,17 @@ class _Erasure:
         if self.dry_run:
             return self._tables(folder)
         patience_s = self.settings.log_segment_s + 5
+        opened = self._closed_segments(folder, patience_s)
+        count = self._tables(folder)
+        if left := [file for file in opened if file.exists() and not is_stale(file, patience_s)]:
+            raise _InUse(f"{len(left)} segments of {folder} are still written: repeat later", count)
+        for file in files(folder, ".*.tmp"):
+            if is_stale(file, patience_s):
+                file.unlink(missing_ok=True)
+        return count
+
+    def _closed_segments(self, folder: Path, patience_s: float) -> list[Path]:
+        """Wait until endpoints have closed their segments, also a shadow's; return those that were open."""
         folders = [folder, *(inner for inner in folder.rglob("*") if inner.is_dir())]  # also of the shadow
         if any(not is_stale(file, patience_s) for inner in folders for file in inner.iterdir()):
             time.sleep(QUEUE_S)  # an endpoint may be at work
@@ -260,13 +271,7 @@ class _Erasure:
             time.sleep(0.1)
         for inner in folders:
             recover_segments(inner)
-        count = self._tables(folder)
-        if left := [file for file in opened if file.exists() and not is_stale(file, patience_s)]:
-            raise _InUse(f"{len(left)} segments of {folder} are still written: repeat later", count)
-        for file in files(folder, ".*.tmp"):
-            if is_stale(file, patience_s):
-                file.unlink(missing_ok=True)
-        return count
+        return opened
 
     def runs(self) -> int:
         """Erase in all that runs keep, and wherever else under the home a table names users."""

@@ -379,6 +379,12 @@ def test_an_outage_of_a_minute_pages_soon_and_ends_soon(reason: str, alert: str,
     promtool("5s", values, tests, tmp_path)
 
 
+def test_the_guide_lets_prometheus_keep_the_longest_window() -> None:
+    windows = re.findall(r"\[(\d+[smhd])\]", (FOLDER / "rules.yml").read_text())
+    [days] = re.findall(r"`retention` to (\d+) days", (ROOT / "docs" / "how-to" / "cluster.md").read_text())
+    assert 13 * 86_400 < max(map(seconds, windows)) <= int(days) * 86_400
+
+
 def test_a_cliff_by_chance_costs_no_page() -> None:
     """As docs/how-to/on-call.md says: 1 page in 46 years where the budget burns all the time."""
     cliff = next(burn for burn in read_slo()["burn"] if "share" in burn)
