@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from components.home import Conflict, locked, read_running
+from components.home import UPDATE_LOCK, Conflict, locked, read_running
 from components.privacy.erased_files import (
     bundles,
     complete_dataset,
@@ -284,22 +284,31 @@ class _Erasure:
     def _tables_of_runs(self) -> int:
         if not self.dry_run:
             drop_stale(self.home / "runs")
-            for pattern in (".feast-*", ".refresh-*"):  # of a publication or a refresh that was killed
-                for left in self.home.glob(pattern):
-                    if is_stale(left):
-                        shutil.rmtree(left, ignore_errors=True)
+            for left in self.home.glob(".feast-*"):  # of a publication that was killed
+                if is_stale(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            # Of a refresh that was killed, unless one runs: it leaves the user out of its bundle.
+            with contextlib.suppress(Conflict), locked(self.home / UPDATE_LOCK, "forgetting a user"):
+                for left in self.home.glob(".refresh-*"):
+                    shutil.rmtree(left, ignore_errors=True)
             for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
                 complete_dataset(part)
         count, done = 0, {*bundles(self.home), self.settings.prediction_log_dir}
         done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
         for folder in [*datasets(self.home)]:
-            # A damaged one goes file by file, below. A watch may read its source into it at this moment.
-            with contextlib.suppress(EventsInvalid), FileLock(folder.with_name(f"{folder.name}.lock")):
+            # A damaged one goes file by file, below.
+            with contextlib.suppress(EventsInvalid), self._alone_with(folder):
                 count += erase_dataset(folder, self.user_id, self.until, self.dry_run)
                 done.add(folder)
         count += sum(self._rows(file) for file in self._loose("*.parquet", done))
         quarantines = self._loose("quarantine.jsonl", done)
         return count + sum(erase_lines(file, self.user_id, self.dry_run) for file in quarantines)
+
+    def _alone_with(self, dataset: Path) -> contextlib.AbstractContextManager[Any]:
+        """Keep a watch from reading its source into a data set meanwhile."""
+        if self.dry_run or dataset.parent != self.home / "datasets":
+            return contextlib.nullcontext()
+        return FileLock(dataset.with_name(f"{dataset.name}.lock"))
 
     def _loose(self, pattern: str, done: set[Path]) -> Iterator[Path]:
         return (file for file in files(self.home, pattern) if file.parent not in done)

@@ -10,7 +10,6 @@ was emptied.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -67,7 +66,8 @@ class FactStream:
         self._ended: set[int] = set()  # partitions that were read to their end, and are idle
         self._next: dict[int, int] = {}  # position behind the last written fact
         self._ends: dict[int, int] = {}  # of the partitions at the last beat
-        self._again: dict[int, int] = {}  # those that are read again, and where they ended before
+        self._again: dict[int, int] = {}  # those that are read again, and up to where they were read before
+        self._noted: dict[int, float] = {}  # when this consumer noted them last
         self._beat_at = 0.0
         config = consumer_config(settings, f"{settings.group}-facts") | {"enable.partition.eof": True}
         self._consumer = Consumer(config, logger=log)
@@ -116,9 +116,10 @@ class FactStream:
         self._commit()
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
-            # Tried again in a second; the age of the last note pages: the alert FactsStale.
-            with contextlib.suppress(RecoError, KafkaException):
+            try:
                 self._note()
+            except (RecoError, KafkaException) as error:
+                log.warning("the facts could not be noted as complete: %s", error)
 
     def _note(self) -> None:
         """Note which partitions are complete, and begin again with those that the store does not know."""
@@ -129,15 +130,19 @@ class FactStream:
             before, self._ends[one.partition] = self._ends.get(one.partition, -1), end
             if one.partition not in self._ended and not 0 <= before <= self._next.get(one.partition, -1):
                 continue
-            if one.partition in known or one.partition in self._again:
+            # A note that is older than our last one is of a store that went back to a copy.
+            is_known = known.get(one.partition, -1.0) >= self._noted.get(one.partition, 0.0)
+            if is_known or one.partition in self._again:
                 complete.append(one.partition)
                 self._again.pop(one.partition, None)
                 continue
             log.warning("partition %d of the facts is read again: the store has no note of it", one.partition)
+            read = self._next.get(one.partition, end)
             self._consumer.seek(TopicPartition(self._topic, one.partition, OFFSET_BEGINNING))
             self._forget(one.partition)
-            self._again[one.partition] = end
-        self._beats.beat(complete, time.time())
+            self._again[one.partition] = read
+        self._beats.beat(complete, now := time.time())
+        self._noted |= dict.fromkeys(complete, now)
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget how far a partition was read when this consumer had it before."""
@@ -146,8 +151,8 @@ class FactStream:
 
     def _forget(self, partition: int) -> None:
         self._ended.discard(partition)
-        for places in (self._next, self._ends, self._again):
-            places.pop(partition, None)
+        for found in (self._next, self._ends, self._again, self._noted):
+            found.pop(partition, None)
 
     def _commit(self) -> None:
         """Commit the written messages, once the broker has confirmed or refused their dead letters."""

@@ -107,7 +107,8 @@ class OnlineRows:
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
         row |= {
             "user_id": [HEARTBEAT, PARTITIONS],
-            "event_timestamp": datetime.fromtimestamp(now, UTC),
+            # Never newer than the newest partition: a consumer may have none, or lag.
+            "event_timestamp": datetime.fromtimestamp(max(until.values(), default=now), UTC),
             HISTORY: [name, pack_times(until)],
         }
         self._write(pd.DataFrame(row)[USER_COLUMNS.names])

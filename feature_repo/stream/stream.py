@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import secrets
 import sqlite3
 import threading
@@ -153,7 +154,8 @@ class Stream:
         if now - self._archived_at >= ARCHIVE_S or waiting >= ARCHIVE_EVENTS:
             self._settle()
         if now - self._beat_at >= BEAT_S:
-            self._beat_at = now
+            # Two processes in step would overwrite each other's times.
+            self._beat_at = now - random.uniform(0, BEAT_S / 2)
             self._forget()
             self._insist(self._beat, stop)
             self._report()
@@ -356,8 +358,8 @@ class Stream:
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
         is_fresh = silent_s < SILENT_S and (self._lag() or 0) <= TURN_MESSAGES
-        if name is not None and (name != self._name or is_fresh):
-            own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
+        own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
+        if name is not None and (name != self._name or own):  # one without partitions knows nothing of them
             self._rows.beat(time.time() - silent_s, name, own)  # the time up to which rows are complete
             self._name = name
 

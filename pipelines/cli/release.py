@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import command, locked, read_running
+from components.home import UPDATE_LOCK, command, locked, read_running
 from feature_repo.stream.erasure import Forgotten
 from pipelines.cli.options import (
     FILE,
@@ -262,9 +262,6 @@ def verify(context: Context, bundle: Path, trusted_keys: Path | None) -> None:
     signed = check_signed(bundle, trusted_keys)
     text = f"{bundle} is as {signed.key.name} signed it at {signed.at:%FT%TZ}"
     context.answer({"bundle": str(bundle), "key": str(signed.key), "at": f"{signed.at:%FT%TZ}"}, text)
-
-
-UPDATE_LOCK = "update.lock"  # `extend` and `refresh` build in one folder each, and register its content
 
 
 @click.command()

@@ -250,7 +250,15 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "a slot gone": (
         {
             f'up{{{JOB},slot="blue",pod="a"}}': "1x250 0x50",
-            f'up{{{JOB},slot="green",pod="b"}}': "1x200 _x100",  # parked, and filled again
+            f'up{{{JOB},slot="green",pod="b"}}': "1x200 _x100",  # parked for 12 minutes, and filled again
+            f'up{{{JOB},slot="green",pod="c"}}': "_x250 0x50",
+        },
+        {"SlotGone"},
+    ),
+    "a slot whose pods were replaced": (
+        {
+            f'up{{{JOB},slot="blue",pod="a"}}': "1x264 stale _x34",
+            f'up{{{JOB},slot="blue",pod="b"}}': "_x266 0x34",
         },
         {"SlotGone"},
     ),

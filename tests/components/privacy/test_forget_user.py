@@ -373,11 +373,12 @@ forget_user(Settings(home=Path(sys.argv[1]), log_segment_s=0.2), sys.stdin.read(
 def test_a_data_set_that_a_watch_writes_is_waited_for(home: Path) -> None:
     folder = home / "datasets" / "shop"
     shutil.copytree(home / RUN / "ingest-events" / "dataset", folder)
+    shutil.rmtree(home / "prediction_log")  # else it is waited for first
     forgetting = threading.Thread(target=forget_user, args=(settings_of(home), USER))
     with FileLock(home / "datasets" / "shop.lock"):  # of `dataset_of`
         forgetting.start()
         eventually((home / FILE).exists)
-        forgetting.join(0.5)
+        forgetting.join(3)
         assert forgetting.is_alive()
         assert USER in set(read_dataset(folder).events["user_id"])
     forgetting.join(60)

@@ -140,6 +140,11 @@ def test_an_emptied_store_gets_all_facts_again_and_no_dead_letter_twice(broker: 
         assert taken == [b"one", b"poison", b"two"]
         send(settings, "poison")
         eventually(lambda: counts.dead_letters == 2, WAIT_S)
+        taken.clear()
+        notes.known |= dict.fromkeys(range(PARTITIONS), 1.0)  # the store went back to a copy
+        eventually(lambda: min(notes.known.values()) > 1, WAIT_S)
+        assert taken == [b"one", b"poison", b"two", b"poison"]
+        assert counts.dead_letters == 2
     notes.known.clear()  # while no stream runs
     taken.clear()
     with taking(settings, sink, notes) as (counts, _):
