@@ -358,8 +358,8 @@ class Stream:
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
         is_fresh = silent_s < SILENT_S and (self._lag() or 0) <= TURN_MESSAGES
-        own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
-        if name is not None and (name != self._name or own):  # one without partitions knows nothing of them
+        if name is not None and (name != self._name or is_fresh):
+            own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
             self._rows.beat(time.time() - silent_s, name, own)  # the time up to which rows are complete
             self._name = name
 
