@@ -33,6 +33,11 @@ def default_tracking_uri(home: Path) -> str:
     return f"sqlite:///{(home / 'mlflow.db').absolute()}"
 
 
+def dataset_lock(folder: Path) -> FileLock:
+    """Return the lock of a data set in `datasets/`: a watch and an erasure write it."""
+    return FileLock(folder.with_name(f"{folder.name}.lock"))
+
+
 def write_json(file: Path, document: Any) -> None:
     """Write a JSON document so that a reader sees the old one or the new one, even after a power cut."""
     write_file(file, json.dumps(document, indent=1) + "\n", durable=True)

@@ -22,9 +22,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from filelock import FileLock
 
-from components.home import UPDATE_LOCK, Conflict, locked, read_running
+from components.home import UPDATE_LOCK, Conflict, dataset_lock, locked, read_running
 from components.privacy.erased_files import (
     bundles,
     complete_dataset,
@@ -308,7 +307,7 @@ class _Erasure:
         """Keep a watch from reading its source into a data set meanwhile."""
         if self.dry_run or dataset.parent != self.home / "datasets":
             return contextlib.nullcontext()
-        return FileLock(dataset.with_name(f"{dataset.name}.lock"))
+        return dataset_lock(dataset)
 
     def _loose(self, pattern: str, done: set[Path]) -> Iterator[Path]:
         return (file for file in files(self.home, pattern) if file.parent not in done)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -42,16 +44,22 @@ class Beats(Protocol):
         """Note that the store holds all facts of these partitions."""
 
 
+@dataclass
+class _Place:
+    """How far one partition was read."""
+
+    ended: bool = False  # read to its end, and idle
+    next: int = -1  # the position behind the last written fact
+    end: int = -1  # of the partition, at the last beat
+    is_again: bool = False  # the store had no note of it: it is read from its beginning
+    again: int = 0  # up to this position it was read before
+    noted: float = 0.0  # when this consumer noted it last
+
+
 class FactStream:
     """The consumer of the facts topic; its group is the stream's with the suffix `-facts`."""
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        sink: FactSink,
-        letters: DeadLetters,
-        beats: Beats,
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, sink: FactSink, letters: DeadLetters, beats: Beats) -> None:
         """Prepare a consumer, which connects in `run`.
 
         Args:
@@ -63,11 +71,7 @@ class FactStream:
         self._topic, self._sink, self._letters, self._beats = settings.facts_topic, sink, letters, beats
         self._waiting: list[Message] = []  # consumed, but not written: the store is away
         self._positions: dict[int, int] = {}  # written, but not committed
-        self._ended: set[int] = set()  # partitions that were read to their end, and are idle
-        self._next: dict[int, int] = {}  # position behind the last written fact
-        self._ends: dict[int, int] = {}  # of the partitions at the last beat
-        self._again: dict[int, int] = {}  # those that are read again, and up to where they were read before
-        self._noted: dict[int, float] = {}  # when this consumer noted them last
+        self._places: defaultdict[int, _Place] = defaultdict(_Place)
         self._beat_at = 0.0
         config = consumer_config(settings, f"{settings.group}-facts") | {"enable.partition.eof": True}
         self._consumer = Consumer(config, logger=log)
@@ -89,9 +93,9 @@ class FactStream:
         for message in self._consumer.consume(TURN_MESSAGES, 0 if self._waiting else TURN_S):
             if (error := message.error()) is None:
                 self._waiting.append(message)
-                self._ended.discard(place_of(message)[1])
+                self._places[place_of(message)[1]].ended = False
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._ended.add(place_of(message)[1])
+                self._places[place_of(message)[1]].ended = True
             else:
                 log.warning("the broker says: %s", error.str())
         if self._waiting:
@@ -105,13 +109,13 @@ class FactStream:
             self._consumer.resume(self._consumer.assignment())
             for message, reason in zip(self._waiting, reasons, strict=True):
                 _, partition, offset = place_of(message)
-                if offset < self._again.get(partition, 0):
-                    pass  # it was counted or buried before
-                elif reason is None:
+                place = self._places[partition]
+                is_new = offset >= place.again  # else it was counted or buried before
+                if is_new and reason is None:
                     self._letters.counts.facts += 1
-                else:
+                elif is_new and reason is not None:
                     self._letters.bury(message, reason)
-                self._positions[partition] = self._next[partition] = offset + 1
+                self._positions[partition] = place.next = offset + 1
             self._waiting = []
         self._commit()
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
@@ -126,33 +130,28 @@ class FactStream:
         known, complete = self._beats.beats(), []
         for one in self._consumer.assignment():
             end = self._consumer.get_watermark_offsets(one, cached=True)[1]
+            place = self._places[one.partition]
             # The broker reports the end of an idle partition only; a busy one is written to its last end.
-            before, self._ends[one.partition] = self._ends.get(one.partition, -1), end
-            if one.partition not in self._ended and not 0 <= before <= self._next.get(one.partition, -1):
+            before, place.end = place.end, end
+            if not place.ended and not 0 <= before <= place.next:
                 continue
             # A note that is older than our last one is of a store that went back to a copy.
-            is_known = known.get(one.partition, -1.0) >= self._noted.get(one.partition, 0.0)
-            if is_known or one.partition in self._again:
+            if known.get(one.partition, -1.0) >= place.noted or place.is_again:
                 complete.append(one.partition)
-                self._again.pop(one.partition, None)
+                place.is_again, place.again = False, 0
                 continue
             log.warning("partition %d of the facts is read again: the store has no note of it", one.partition)
-            read = self._next.get(one.partition, end)
             self._consumer.seek(TopicPartition(self._topic, one.partition, OFFSET_BEGINNING))
-            self._forget(one.partition)
-            self._again[one.partition] = read
+            read = end if place.next < 0 else place.next
+            self._places[one.partition] = _Place(is_again=True, again=read)
         self._beats.beat(complete, now := time.time())
-        self._noted |= dict.fromkeys(complete, now)
+        for partition in complete:
+            self._places[partition].noted = now
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget how far a partition was read when this consumer had it before."""
         for one in partitions:
-            self._forget(one.partition)
-
-    def _forget(self, partition: int) -> None:
-        self._ended.discard(partition)
-        for found in (self._next, self._ends, self._again, self._noted):
-            found.pop(partition, None)
+            self._places.pop(one.partition, None)
 
     def _commit(self) -> None:
         """Commit the written messages, once the broker has confirmed or refused their dead letters."""

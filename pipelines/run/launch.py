@@ -9,9 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from filelock import FileLock
-
-from components.home import Conflict, command, default_tracking_uri, read_running
+from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from feature_repo.stream.erasure import stamp
@@ -298,7 +296,7 @@ def dataset_of(home: Path, data: str) -> Path:
     number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # folders elsewhere may have the same name
     folder = home / "datasets" / (source if source in BUILT_IN else f"{path.name}-{number}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):  # two watches may read the same folder
+    with dataset_lock(folder):  # two watches may read the same folder
         while True:
             seen = stamp(home)
             ingest_events(source, folder, allowed_ratio(home, source), NO_CUT, str(home))
