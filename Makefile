@@ -76,7 +76,6 @@ demo: $(READY) ## the whole line on a toy shop in about ten minutes: train, answ
 LOCK := uv pip compile pyproject.toml --quiet --generate-hashes --no-annotate --python-version 3.11 \
     --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock" $(UPGRADE)
 lock: $(READY) ## pin every package with its hashes: requirements/dev.lock, and the parts of endpoint and pipeline
-	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	# rfc3987-syntax checks formats that nothing here asks for; importing kfp would build its grammar each time.
 	$(BIN)/$(LOCK) --extra cpu --extra train --extra trace --extra dev --no-emit-package torch \
 	    --no-emit-package rfc3987-syntax -o requirements/dev.lock

@@ -40,6 +40,33 @@ def test_the_locks_pin_each_dependency() -> None:
     assert re.search(r"(?m)^torch==\d", torch)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "uv_exit", "installers"),
+    [
+        ("global.extra-index-url='https://wheels.example'", 0, ["uv"]),
+        ("global.extra-index-url='https://wheels.example'", 2, ["uv", "pip"]),
+        ("global.index-url='https://mirror.example/simple'", 0, ["pip"]),
+    ],
+)
+def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
+    tmp_path: Path, config: str, uv_exit: int, installers: list[str]
+) -> None:
+    calls, programs = tmp_path / "calls", tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    note = f'#!/bin/sh\necho "${{0##*/}} $@" >> "{calls}"\n'
+    (programs / "uv").write_text(f"{note}exit {uv_exit}\n")
+    (programs / "python").write_text(f'{note}case "$*" in *"config list") echo "{config}";; esac\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    subprocess.run([ROOT / ".ci" / "set-up", programs.parent], check=True, capture_output=True)
+    lines = calls.read_text().splitlines()
+    whole = [line for line in lines if line.endswith("-r requirements/dev.lock")]
+    assert ["uv" if line.startswith("uv ") else "pip" for line in whole] == installers
+    assert all("--require-hashes --no-deps" in line for line in whole)
+    assert any(line.endswith("-r requirements/torch.txt") for line in lines)
+
+
 def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:
     endpoint, everything = pins("endpoint.lock"), pins("dev.lock")
     assert endpoint.items() <= everything.items()
