@@ -157,24 +157,28 @@ class Rollout:
         return self._run(record)
 
     def guard(self) -> Release | None:
-        """End a release whose deployer has been silent for too long: see `Pace.orphan_s`."""
+        """End a release whose deployer has been silent for too long: see `Pace.orphan_s`. A way back goes on."""
         record = self._read()
         if record is None or not record.active:
             return record
         silent, waited = self._now() - record.beat, self._now() - record.since
         if silent < self._pace.orphan_s or (record.state == "hold" and waited < self._pace.hold_s):
             return record
-        if record.state in UNDONE:
+        if record.state in UNDONE and record.kind == RELEASE:
             record = self._save(abort(record, f"its deployer was silent for {silent:.0f} s", self._now()))
         return self._run(record)
 
     def rollback(self, place: Callable[[str], str]) -> Release:
         """Give the traffic back to the version before: one patch of weights while its slot still runs.
 
+        A way back that is not over goes on, whoever began it: asked for twice, it goes back once.
+
         Raises:
             NoChampion: there was no version before.
         """
         record = self._read()
+        if record is not None and record.active and record.kind == ROLLBACK and record.state != "abort":
+            return self._run(self._save(record))
         if record is not None and record.active and record.state not in ("settle", "abort"):
             self._say(f"weights back to {record.stable}")
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)

@@ -526,6 +526,42 @@ def test_a_rollback_after_the_hold_fills_the_parked_slot_first(cluster: ToyClust
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
 
 
+@pytest.mark.parametrize("stopped_at", ["the slot's start", "the seal"])
+def test_a_rollback_that_is_asked_for_again_goes_on(cluster: ToyCluster, stopped_at: str) -> None:
+    cluster.release()
+    if stopped_at == "the seal":
+        cluster.catalogue.away_at.add("seal")
+        with pytest.raises(RegistryAway):
+            cluster.rollout("a person").rollback(place)
+        cluster.catalogue.away_at.clear()
+    else:
+
+        def die() -> None:
+            cluster.stops = lambda: None
+            raise Killed
+
+        cluster.stops, cluster.stuck = die, True
+        with pytest.raises(Killed):
+            cluster.rollout("a person").rollback(place)
+        cluster.stuck = False
+    record = cluster.rollout("another").rollback(place)
+    assert (record.kind, record.version, record.state) == ("rollback", "1", "done")
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+    assert cluster.catalogue.champions == ["1"]
+
+
+def test_the_guard_ends_a_rollback_where_it_was_to_end(cluster: ToyCluster) -> None:
+    cluster.release()
+    cluster.kill_after = cluster.writes + 5
+    with pytest.raises(Killed):
+        cluster.rollout("a person").rollback(place)
+    assert weights(cluster.route()) == {"blue": 0, "green": 100}
+    cluster.kill_after, cluster.now = 0, cluster.now + 301.0
+    cluster.rollout("guard").guard()
+    assert weights(cluster.route()) == {"blue": 100, "green": 0}
+    assert cluster.catalogue.champions == ["1"]
+
+
 def test_a_dry_run_shows_the_patches_and_writes_nothing(cluster: ToyCluster) -> None:
     before = cluster.objects.version
     patches = list(cluster.rollout().patches("2", place))
