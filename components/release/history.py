@@ -134,6 +134,11 @@ def write_head(home: Path, model: str, line: Promotion) -> None:
     write_json(home / HEAD_FILE, _read_heads(home) | {model: (line.number, line.hash)})
 
 
+def is_head(home: Path, model: str, line: Promotion) -> bool:
+    """Say whether a line is the last one that this home wrote for a model."""
+    return _read_heads(home).get(model) == (line.number, line.hash)
+
+
 def _read_heads(home: Path) -> dict[str, tuple[int, str]]:
     """Return number and hash of the last line of each model."""
     file = home / HEAD_FILE

@@ -32,7 +32,7 @@ from components.ranker.certificate import EXPORTS, check_chain
 from components.ranker.ranker_artefact import GRAPH, graph_id
 from components.release.examination import Examine, examine_apart
 from components.release.gate import HEADLINE, Check, compare, enforce, verdict
-from components.release.history import Promotion, check_head, model_of, next_line, stack, write_head
+from components.release.history import Promotion, check_head, is_head, model_of, next_line, stack, write_head
 from components.release.register_bundle import read_certificates, read_evaluation
 from components.release.registry import (
     CHALLENGER,
@@ -108,6 +108,7 @@ def promote_bundle(
         if before and challenger.version == before.version:
             if not dry_run:
                 _follow(registry, root, before, challenger)  # its pointer or copy under home may be gone
+                registry.unpoint(CHALLENGER, challenger.version)
             return {**result, "changed": False, "checks": [], "measured": {}}
         checks, result["measured"] = [], {}
         if trusted_keys:  # first: nothing of an unsigned bundle is opened
@@ -120,8 +121,7 @@ def promote_bundle(
             return {**result, "changed": False, "checks": rows}
         enforce(checks)
         _move(registry, root, challenger, before.version if before else None, "promote")
-        if registry.alias(CHALLENGER) == challenger.version:
-            registry.unpoint(CHALLENGER)
+        registry.unpoint(CHALLENGER, challenger.version)
     return {**result, "changed": True, "checks": rows}
 
 
@@ -160,11 +160,11 @@ def rollback(
         registry = Registry(tracking_uri, model_name)
         history = verified_history(registry, root)
         now, versions = registry.alias(CHAMPION), stack(history)
-        if history and history[-1].version == now and _was_killed(root, history[-1]):
+        if history and history[-1].version == now and _was_killed(registry, root, history[-1]):
             return _complete(registry, root, history[-1], dry_run)
         if now is not None and not versions:
             if not dry_run:
-                registry.unpoint(CHAMPION)
+                registry.unpoint(CHAMPION, now)
             return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
         # With deleted versions between them, the champion may come up once more: it is no way back.
         earlier = [one for one in versions[:-1] if one != now] if versions[-1:] == [now] else versions
@@ -183,9 +183,13 @@ def rollback(
     return {**went, "changed": not dry_run}
 
 
-def _was_killed(home: Path, last: Promotion) -> bool:
-    """Return whether a way back was written to the registry alone: the pointer still leads elsewhere."""
+def _was_killed(registry: Registry, home: Path, last: Promotion) -> bool:
+    """Say whether a way back has not ended: in the registry, or in the home that began it."""
     if last.action == "promote":
+        return False
+    if registry.intent() == last:
+        return True
+    if not is_head(home, model_of(home, registry.tracking_uri, registry.model_name), last):
         return False
     try:
         return read_champion(home).bundle_id != last.bundle_id
@@ -323,8 +327,8 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
 
 def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -> None:
     """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
-    registry.complete()
     write_head(home, model_of(home, registry.tracking_uri, registry.model_name), line)
+    registry.complete()
     path = _fetch(registry, home, version).relative_to(home)
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()

@@ -6,7 +6,6 @@ the registered model. `promote_bundle` says how the two are kept in step.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import math
@@ -17,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 CHALLENGER, CHAMPION = "challenger", "champion"
 REFUSED_TAG, HEALTH_S = "refused", 5.0
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
-# That a server may keep files in; the first is the server itself.
-STORES = ("mlflow-artifacts:/", "s3://", "gs://")
+STORES = ("mlflow-artifacts:/", "s3://", "gs://")  # of a server's files; the first is the server itself
 # MLflow is configured through its environment alone, and reads part of it while it is imported.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -242,8 +240,10 @@ class Registry:
         with _reached(self.tracking_uri):
             self._client.set_registered_model_alias(self.model_name, alias, version)
 
-    def unpoint(self, alias: str) -> None:
-        """Remove an alias."""
+    def unpoint(self, alias: str, version: str) -> None:
+        """Remove an alias if it points at a version."""
+        if self.alias(alias) != version:
+            return
         with _reached(self.tracking_uri):
             self._client.delete_registered_model_alias(self.model_name, alias)
 
@@ -266,15 +266,21 @@ class Registry:
         with _reached(self.tracking_uri):
             self._client.set_registered_model_tag(self.model_name, INTENT_TAG, json.dumps(asdict(entry)))
 
+    def intent(self) -> Promotion | None:
+        """Return the line of a promotion that began and did not end."""
+        with _reached(self.tracking_uri):
+            text = self._tags().get(INTENT_TAG)
+        return None if text is None else read_line(text)
+
     def complete(self) -> None:
         """Make the intent a line of the history if its alias moved; else forget it."""
-        history = self.history()
+        history, intent = self.history(), self.intent()
+        if intent is None:
+            return
         with _reached(self.tracking_uri):
-            intent = self._tags().get(INTENT_TAG)
-            if intent is None:
-                return
-            if history and read_line(intent) == history[-1]:
-                self._client.set_registered_model_tag(self.model_name, line_tag(history[-1]), intent)
+            if intent in history[-1:]:
+                text = json.dumps(asdict(intent))
+                self._client.set_registered_model_tag(self.model_name, line_tag(intent), text)
             self._client.delete_registered_model_tag(self.model_name, INTENT_TAG)
 
     # --------------------------------------------------------------------------------------- inside
@@ -299,9 +305,7 @@ class Registry:
             ) from error
 
     def _aliases(self) -> dict[str, str]:
-        if not self._exists():
-            return {}
-        found = self._client.get_registered_model(self.model_name).aliases
+        found = self._client.get_registered_model(self.model_name).aliases if self._exists() else {}
         return {str(alias): str(version) for alias, version in found.items()}
 
     def _tags(self) -> dict[str, str]:
@@ -428,8 +432,8 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     uri = _mlflow_uri(tracking_uri)
-    # Steps run side by side, and the first one makes the tables.
-    alone = contextlib.nullcontext() if database is None else FileLock(f"{database}.lock")
+    # The first of several steps makes the tables.
+    alone = nullcontext() if database is None else FileLock(f"{database}.lock")
     with _reached(tracking_uri), alone:
         return MlflowClient(uri, uri)
 
@@ -462,7 +466,8 @@ def _reached(tracking_uri: str) -> Iterator[None]:
     except MlflowException as error:
         if isinstance(error.__context__, OSError) or error.error_code == "TEMPORARILY_UNAVAILABLE":
             raise _unreachable(tracking_uri, error) from error
-        raise
+        why = f"MLflow at {tracking_uri}: {str(error).splitlines()[0]}"
+        raise RegistryRefused(without_password(why)) from error
 
 
 def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
@@ -476,7 +481,7 @@ def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
 def _numbers(tags: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     """Yield the tags that are only shown: a spoilt one must not stop a rollback."""
     for name, text in tags.items():
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             if math.isfinite(number := float(text)):
                 yield name, number
 

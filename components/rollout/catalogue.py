@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from components.release.examination import Examine, examine_apart
 from components.release.gate import Check, enforce
 from components.release.promote_bundle import _fetch as fetch_bundle
 from components.release.promote_bundle import promote_bundle, rollback
-from components.release.registry import CHALLENGER, CHAMPION, Registry
+from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
 
@@ -141,10 +142,10 @@ class ModelCatalogue:
         is_champion = registry.alias(CHAMPION) == record.version
         if record.kind != ROLLBACK and is_champion and len(registry.history()) > 1:
             self._go_back()
-        if registry.alias(CHALLENGER) == record.version:
-            registry.unpoint(CHALLENGER)
+        registry.unpoint(CHALLENGER, record.version)
         if record.kind != ROLLBACK:
-            registry.refuse(record.version, record.reason)
+            with suppress(RegistryRefused):  # a person deleted the version
+                registry.refuse(record.version, record.reason)
 
     def _promote(self, record: Release, examine: Examine, dry_run: bool = False) -> dict[str, Any]:
         return promote_bundle(

@@ -157,7 +157,7 @@ class Rollout:
         return self._run(record)
 
     def guard(self) -> Release | None:
-        """End a release whose deployer has been silent for too long: see `Pace.orphan_s`. A way back goes on."""
+        """End what a silent deployer left: a release is aborted, a way back goes on."""
         record = self._read()
         if record is None or not record.active:
             return record

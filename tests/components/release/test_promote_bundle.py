@@ -238,6 +238,13 @@ def test_a_rollback_that_was_killed_before_the_pointer_is_completed_and_goes_no_
     assert rollback(uri, "recommender", str(home))["version"] == "1"
 
 
+@pytest.mark.usefixtures("three_promoted")
+def test_a_rollback_after_that_of_another_home_goes_one_further(home: Path, uri: str, tmp_path: Path) -> None:
+    (tmp_path / "laptop").mkdir()
+    assert rollback(uri, "recommender", str(tmp_path / "laptop"))["version"] == "2"
+    assert rollback(uri, "recommender", str(home))["version"] == "1"
+
+
 @pytest.mark.parametrize("asked", ["champion", "2", "challenger", "1"])
 def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(
     evaluated: Make, promote: Promote, registry: Registry, home: Path, uri: str, asked: str
@@ -275,7 +282,7 @@ def test_an_alias_moved_back_by_hand_loses_no_line(
     registry.point("champion", "1")
     with pytest.raises(Conflict, match="names version 1, promoted was 2"):
         promote("1")
-    registry.unpoint("champion")
+    registry.unpoint("champion", str(registry.alias("champion")))
     with pytest.raises(Conflict, match="names version none, promoted was 2"):
         promote("1")
     assert len(registry.history()) == 2
@@ -301,7 +308,7 @@ def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
     for version in deleted:
         registry._client.delete_model_version("recommender", version)
     if not deleted:
-        registry.unpoint("champion")
+        registry.unpoint("champion", str(registry.alias("champion")))
     with pytest.raises(Conflict, match=r"names version none, promoted was 3: .*rollback"):
         promote("4")
     result = rollback(uri, "recommender", str(home))

@@ -100,7 +100,7 @@ def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> Non
     registry.point("champion", "1")
     assert registry.history() == [entry]
     registry.complete()
-    registry.unpoint("champion")
+    registry.unpoint("champion", str(registry.alias("champion")))
     assert registry.history() == [entry], "a line by now"
     registry.intend(next_line([entry], "promote", "1", "b1", "", ""))
     registry.complete()

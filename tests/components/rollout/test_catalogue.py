@@ -51,6 +51,18 @@ def test_a_version_is_checked_published_sealed_and_undone(
         catalogue.undo(records[1])
     assert read_champion(home).version == records[0].version
     assert [line.action for line in registry.history()] == ["promote", "promote", "rollback"]
+    MlflowClient(uri, uri).delete_model_version("recommender", records[1].version)
+    catalogue.undo(records[1])  # a person deleted the bad version in the middle
+
+
+def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
+    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str, home: Path
+) -> None:
+    for _ in range(2):
+        register_bundle(evaluated("one", 0.17), uri, "recommender")
+        number, bundle_id = catalogue.find("challenger")
+        catalogue.seal(replace(RECORD, version=number, bundle_id=bundle_id))
+        assert catalogue.challenger() is None
 
 
 def test_a_worse_version_is_refused_before_any_pod_loads_it(

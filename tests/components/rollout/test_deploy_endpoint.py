@@ -123,7 +123,7 @@ def test_a_job_that_fails_after_the_seal_has_released_unless_it_was_rolled_back(
     assert "failed after version 1 became champion: the guard ends it" in caplog.text
 
     def roll_back(wait: int) -> None:
-        registry.unpoint("champion")
+        registry.unpoint("champion", "1")
 
     step.play = roll_back
     with pytest.raises(ReleaseFailed, match="champion is no version"):
