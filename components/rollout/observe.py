@@ -1,22 +1,20 @@
-"""Pods, metrics, golden requests and the shadow's log -> the observation that ends a state of the release."""
+"""Pods, metrics and golden requests -> the observation that ends a state of the release."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import httpx
 
 from components.rollout.cluster import Cluster, Document
-from components.rollout.comparison import GO, SeriesMissing, SlotCounts, compare, read_metrics, total
+from components.rollout.comparison import SeriesMissing, SlotCounts, compare, read_metrics, total
 from components.rollout.manifests import (
     SHADOW,
     SLOT_HEADER,
     backend,
     is_ready,
-    log_of,
     metrics_url,
     restarts,
     rolled_out,
@@ -27,7 +25,6 @@ from serving.release.golden import TOLERANCE, GoldenRequest, read_golden
 
 ANSWER_S = 5.0  # of a golden request: the slot has just started
 SCRAPE_S = 2.0
-OVERLAP_AT = 5  # weight of the canary, %
 RECOMMENDATIONS = "/v1/recommendations"
 NOT_YET = (429, 502, 503, 504)  # the gateway learns of new pods a moment after they are ready
 
@@ -79,7 +76,7 @@ class Observer:
             return self._golden(record, bundle)
         return Observed(done=True)
 
-    def comparison(self, record: Release, enough: int, logs: Path | None) -> Observed:
+    def comparison(self, record: Release, enough: int) -> Observed:
         """Compare the slots since the state's first look."""
         now, missing, fault = self._now(), "", ""
         self._begin(record, now)
@@ -104,10 +101,7 @@ class Observer:
         self._seen_at = now
         reveals = 1.0 if record.weight == min(self._pace.weights) else self._pace.reveals
         verdict = compare(self._since(record.stable), self._since(record.canary), enough, reveals)
-        # The log's segments are readable after a minute: not at the end of the shadow, but two steps later.
-        is_due = record.overlap is None and record.weight >= OVERLAP_AT and verdict.outcome == GO
-        overlap = self._overlap(record, logs) if is_due else None
-        return Observed(fault=fault, verdict=verdict, overlap=overlap)
+        return Observed(fault=fault, verdict=verdict)
 
     def _begin(self, record: Release, now: float) -> None:
         """At a state's first look, drop the counts before it, and note which pods are there."""
@@ -160,31 +154,6 @@ class Observer:
             if not seen.done:
                 return seen
         return Observed(done=True)
-
-    def _overlap(self, record: Release, logs: Path | None) -> float | None:
-        """Return the mean share of the items that both slots showed to the same request."""
-        import pyarrow.compute as pc
-
-        from serving.prediction_log import read_log
-
-        if logs is None:
-            found = self._cluster.get("InferenceService", service(record.stable))
-            logs = Path(log_of(found))
-        if not (logs / SHADOW).is_dir():
-            return None
-        shadow = read_log(logs / SHADOW, features=False)
-        shadow = shadow.filter(pc.equal(shadow["bundle_id"], record.bundle_id))
-        if not len(shadow):
-            return None
-        since = shadow["answered_at"][0].as_py() - timedelta(seconds=1)
-        stable = read_log(logs, since, features=False)
-        lists = [
-            dict(zip(table["request_id"].to_pylist(), table["item_ids"].to_pylist(), strict=True))
-            for table in (stable, shadow)
-        ]
-        both = [(lists[0][name], shown) for name, shown in lists[1].items() if name in lists[0]]
-        shares = [len(set(a) & set(b)) / max(len(a), len(b)) for a, b in both if a or b]
-        return round(sum(shares) / len(shares), 4) if shares else None
 
 
 def enough_answers(record: Release, pace: Pace) -> int:

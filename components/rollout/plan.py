@@ -64,7 +64,6 @@ class Release:
     started_by: str = ""  # the deployer that began it
     earlier: tuple[str, ...] = ()  # the deployers that began the releases before it, the last first
     reason: str = ""
-    overlap: float | None = None  # of the top lists of both slots, in the shadow
     gate: tuple[dict[str, Any], ...] = ()  # the last look of each compared state
     sealed: bool = False  # the alias champion may have moved to it
 
@@ -88,7 +87,6 @@ class Observed:
     verdict: GateVerdict | None = None
     missing_s: float = 0.0  # how long a series has been missing
     missing: str = ""
-    overlap: float | None = None
 
 
 def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
@@ -104,8 +102,6 @@ def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
         return _enter(record, "settle", now) if age >= pace.hold_s else record
     if not _is_complete(record, seen):
         return record
-    if seen.overlap is not None:
-        record = replace(record, overlap=seen.overlap)
     return _next(record, now, pace)
 
 
@@ -176,6 +172,7 @@ def from_json(text: str) -> Release:
     """
     try:
         fields = json.loads(text)
+        fields.pop("overlap", None)  # of a record of before
         return Release(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("gate", "earlier")}})
     except (ValueError, TypeError, AttributeError) as error:
         raise RecordInvalid(

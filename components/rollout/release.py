@@ -78,7 +78,6 @@ class Rollout:
         now: Callable[[], float],
         sleep: Callable[[float], None],
         say: Callable[[str], None],
-        logs: Path | None = None,
     ) -> None:
         """Take the cluster, the eyes, the registry and a clock.
 
@@ -91,10 +90,9 @@ class Rollout:
             now: the time, seconds since the epoch.
             sleep: waits.
             say: takes a line for people.
-            logs: folder of the prediction log on this machine; None: that of the slot.
         """
         self._cluster, self._observer, self._catalogue, self._pace = cluster, observer, catalogue, pace
-        self._holder, self._now, self._sleep, self._say, self._logs = holder, now, sleep, say, logs
+        self._holder, self._now, self._sleep, self._say = holder, now, sleep, say
         self._written: str | None = None  # the record as this deployer last read or wrote it
         self._sent = ""  # the record that it last tried to write
         self._bundle = ("", Path())  # id of the release that it was fetched for, and its folder
@@ -400,7 +398,7 @@ class Rollout:
                 self._bundle = (record.id, self._catalogue.bundle(record))
             return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
         if is_compared(record):
-            return self._observer.comparison(record, enough_answers(record, self._pace), self._logs)
+            return self._observer.comparison(record, enough_answers(record, self._pace))
         return Observed(done=True)
 
 

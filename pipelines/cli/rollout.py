@@ -219,7 +219,6 @@ def show_release(context: Context, record: Release | None, weights: dict[str, in
         ["state", name_of(record)],
         ["weights", split],
         ["reason", record.reason],
-        ["overlap of the lists", "not measured" if record.overlap is None else f"{record.overlap:.1%}"],
     ]
     looks: list[list[Any]] = [
         [look["at"], row["share"], row["stable"], row["canary"], _percent(row["reveals"]), row["verdict"]]

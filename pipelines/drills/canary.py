@@ -173,12 +173,7 @@ def _release(shop: Shop) -> dict[str, Any]:
         record = shop.rollout().start("2", shop.versions.place)
     except Aborted:
         [record] = [one for one in [shop.rollout().status()[0]] if one]
-    return {
-        "ended": record.state,
-        "reason": record.reason,
-        "gate": list(record.gate),
-        "overlap": record.overlap,
-    }
+    return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
 
 
 def _roll_back_later(shop: Shop) -> dict[str, Any]:

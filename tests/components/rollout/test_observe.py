@@ -111,33 +111,11 @@ def test_a_pod_that_did_not_answer_at_the_first_look_counts_from_its_second(
         cluster.objects.merge(key, {"status": {"conditions": []}})
     else:
         cluster.no_metrics.add("green")
-    assert "slot green" in watch.comparison(step, 10, None).missing
+    assert "slot green" in watch.comparison(step, 10).missing
     cluster.no_metrics.clear()
     cluster.objects.merge(key, ready)
-    verdicts = [watch.comparison(step, 10, None).verdict]
+    verdicts = [watch.comparison(step, 10).verdict]
     for slot in ("blue", "green"):
         cluster._counts[slot][0] += 20.0
-    verdicts.append(watch.comparison(step, 10, None).verdict)
+    verdicts.append(watch.comparison(step, 10).verdict)
     assert [verdict and verdict.rows[0]["canary"] for verdict in verdicts] == ["0 of 0", "0 of 20"]
-
-
-def test_the_lists_of_both_slots_to_one_request_overlap(cluster: ToyCluster, tmp_path: Path) -> None:
-    from datetime import UTC, datetime
-
-    import pyarrow.parquet as pq
-
-    from serving.prediction_log import Record, records_to_table
-    from serving.schemas import Recommendation, Request, Response
-
-    logs = tmp_path / "log"
-    for folder, ids, record_bundle in ((logs, ["1", "2"], "b1"), (logs / "shadow", ["2", "3"], "b2")):
-        folder.mkdir()
-        items = tuple(Recommendation(one, 0.5, "co", "because") for one in ids)
-        request = Request(user_id=None, basket=(), store_id=None, at=0.0, k=2, request_id="r1")
-        record = Record(
-            request, Response("r1", items, record_bundle, "full"), __import__("numpy").zeros((0, 0)), 2_000.0
-        )
-        pq.write_table(records_to_table([record], []), folder / "one.parquet")
-    watched = replace(RECORD, state="shadow", since=datetime(1970, 1, 1, tzinfo=UTC).timestamp())
-    assert observer(cluster)._overlap(watched, logs) == 0.5
-    assert observer(cluster)._overlap(watched, tmp_path) is None, "its log is not on this machine"

@@ -60,7 +60,6 @@ def test_a_release_steps_the_weights_of_real_endpoints(
         if kind == "good":
             record = rollout.start("2", versions.place)
             assert (record.state, versions.champions()) == ("done", ["1", "2"])
-            assert record.overlap == 1.0, "the same model shows the same lists"
         else:
             with pytest.raises(Aborted, match="less than full"):
                 rollout.start("2", versions.place)
