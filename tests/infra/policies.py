@@ -250,7 +250,8 @@ def autoscaling(documents: Documents) -> Iterator[str]:
         spec = scaled[target]["spec"]
         queries = [one["metadata"]["query"] for one in spec["triggers"] if one["type"] == "prometheus"]
         colour = slot["metadata"]["labels"].get("reco.dev/slot")
-        if not queries or f'slot="{colour}"' not in queries[0] or "slot" not in labels:
+        slots = {*re.findall(r'slot="(\w+)"', " ".join(queries))}
+        if slots != {colour} or "slot" not in labels:
             yield f"{target}: scales by requests of other pods than its own: {queries}"
         for metric in re.findall(r"\breco_\w+", " ".join(queries)):
             if metric not in samples:

@@ -162,7 +162,11 @@ SPECS: dict[str, dict[str, Any]] = {
         "minReplicaCount!": COUNT,
         "maxReplicaCount!": COUNT,
         "pollingInterval": COUNT,
-        "fallback!": {"failureThreshold!": COUNT, "replicas!": COUNT},
+        "fallback!": {
+            "failureThreshold!": COUNT,
+            "replicas!": COUNT,
+            "behavior!": {"currentReplicasIfHigher"},  # `static` would take pods away
+        },
         "advanced": {
             "horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": SCALING, "scaleDown": SCALING}}
         },
@@ -170,7 +174,12 @@ SPECS: dict[str, dict[str, Any]] = {
             {
                 "type!": {"prometheus"},  # KEDA's webhook refuses `cpu` and `memory` without a Deployment
                 "metricType": {"AverageValue"},
-                "metadata!": {"serverAddress!": r"http://.+", "query!": STRING, "threshold!": r"\d+"},
+                "metadata!": {
+                    "serverAddress!": r"http://.+",
+                    "query!": STRING,
+                    "ignoreNullValues!": {"false"},  # else an empty answer is 0 and no failure
+                    "threshold!": r"\d+",
+                },
             }
         ],
     },

@@ -260,6 +260,14 @@ PLANTED: dict[str, tuple[Callable[[Documents], Any], str]] = {
         "labells",
     ),
     "no fallback": (lambda d: first(d, "ScaledObject")["spec"].pop("fallback"), "fallback"),
+    "a fallback that takes pods away": (
+        lambda d: first(d, "ScaledObject")["spec"]["fallback"].update(behavior="static"),
+        "behavior",
+    ),
+    "a trigger that takes lost metrics for no requests": (
+        lambda d: first(d, "ScaledObject")["spec"]["triggers"][0]["metadata"].pop("ignoreNullValues"),
+        "ignoreNullValues",
+    ),
     "everything allowed out": (
         lambda d: of_kind(d, "NetworkPolicy")[2]["spec"]["egress"].append({}),
         "is open",
