@@ -218,12 +218,13 @@ def fit_drops(
     return find_drops(sessions[own], until, hours, CONCEPT)
 
 
-def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
+def measure_labels(log_dir: str, dataset: Path, alike: Collection[str], numbers: Any) -> dict[str, Any]:
     """Look for concept drift in the last day, for a pipeline; return the verdict's status and reason.
 
     Args:
         log_dir: the prediction log; "" if no step can read it.
         dataset: the purchases that followed.
+        alike: as of `fit_drops`.
         numbers: KFP's artifact `Metrics`, gets the change of each figure.
 
     Raises:
@@ -247,7 +248,7 @@ def measure_labels(log_dir: str, dataset: Path, numbers: Any) -> dict[str, Any]:
         if len(sessions) and end - last > DAY:
             why = f"the last session began at {last:%Y-%m-%d %H:%M}, purchases end at {end:%Y-%m-%d %H:%M}"
         elif len(sessions):
-            drops, why = fit_drops(sessions, min(end, last), KPI_HOURS), "too few sessions"
+            drops, why = fit_drops(sessions, min(end, last), KPI_HOURS, alike), "too few sessions"
     show_numbers({f"change.{drop.figure}": drop.change for drop in drops}, numbers)
     verdict = concept_drift(drops, Window())
     if verdict is None:

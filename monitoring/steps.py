@@ -35,13 +35,16 @@ def measure_drift(
 
 
 @step
-def measure_labels(log: str, dataset: Input[Dataset], numbers: Output[Metrics]) -> dict[str, Any]:
+def measure_labels(
+    log: str, bundle: str, dataset: Input[Dataset], numbers: Output[Metrics]
+) -> dict[str, Any]:
     """Compare how well lists fitted the baskets that followed with the weeks before."""
     from pathlib import Path
 
+    from monitoring.drift import bundles_alike
     from monitoring.kpi import measure_labels
 
-    return measure_labels(log, Path(dataset.path), numbers)
+    return measure_labels(log, Path(dataset.path), bundles_alike(Path(bundle)), numbers)
 
 
 @step

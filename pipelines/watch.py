@@ -37,7 +37,7 @@ def watch(
     measured = large(
         steps.measure_drift(bundle=bundle, dataset=events.outputs["dataset"], since=since, until=until)
     )
-    labels = large(steps.measure_labels(log=log, dataset=events.outputs["dataset"]))
+    labels = large(steps.measure_labels(log=log, bundle=bundle, dataset=events.outputs["dataset"]))
     small(steps.show_jumps(dataset=events.outputs["dataset"]))
     alert = steps.raise_alert(verdict=measured.outputs["Output"], labels=labels.outputs["Output"])
     small(alert).set_retry(0)

@@ -116,7 +116,7 @@ def _visits_of(purchases: pd.DataFrame) -> pa.Table:
     at = (baskets["at"] - pd.Timedelta(minutes=1)).astype("datetime64[us, UTC]")
     log |= {"user_id": baskets["user_id"], "at": at, "answered_at": at, "item_ids": lists}
     log |= {"scores": [[0.9] * 5] * len(lists), "basket": [[]] * len(lists), "stage_ms": [[]] * len(lists)}
-    log |= {name: ["full" if name == "rung" else "x"] * len(lists) for name in ("rung", "bundle_id")}
+    log |= {"rung": ["full"] * len(lists), "bundle_id": at.dt.strftime("%F")}  # a refresh each night
     return pa.table({name: pa.array(column, RECORD_SCHEMA.field(name).type) for name, column in log.items()})
 
 
@@ -125,6 +125,7 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
     shop = toy_dataset(users=900, items=80, weeks=11)
     purchases = shop.events
     log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
+    nights = set(log["bundle_id"].to_pylist())
     purchases = purchases[purchases["at"] < end]
     day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
     last = (purchases["at"] >= day.since).to_numpy()
@@ -140,7 +141,7 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
         found[name] = concept_drift(drops, day)
         write_dataset(tmp_path / name, replace(shop, events=bought))
         numbers = Numbers(tmp_path / "numbers.json")
-        in_pipeline[name] = measure_labels(str(tmp_path / "log"), tmp_path / name, numbers)["status"]
+        in_pipeline[name] = measure_labels(str(tmp_path / "log"), tmp_path / name, nights, numbers)["status"]
         assert set(numbers.logged) == {"change.ndcg", "change.calibration"}
     same, changed = found["same"], found["changed"]
     assert same is not None
@@ -150,14 +151,14 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
     assert "calibration" in changed.reason
     assert in_pipeline == {"same": "ok", "changed": "drifted"}
     assert concept_drift([], day) is None
-    nothing = measure_labels("", tmp_path / "same", numbers)
+    nothing = measure_labels("", tmp_path / "same", nights, numbers)
     assert nothing == {"status": "insufficient_data", "reason": "labels: no log was named"}
     with pytest.raises(FileNotFoundError, match="holds no segment of a prediction log"):
-        measure_labels(str(tmp_path), tmp_path / "same", numbers)
+        measure_labels(str(tmp_path), tmp_path / "same", nights, numbers)
     (tmp_path / "old").mkdir()
     early = pd.Timestamp(day.since) - pd.Timedelta(days=2)
     pq.write_table(log.filter(pc.less(log["at"], early)), tmp_path / "old" / "1-000000.parquet")
-    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", numbers)
+    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", nights, numbers)
     assert (stale["status"], "the last session began at" in stale["reason"]) == ("insufficient_data", True)
 
 

@@ -19,4 +19,5 @@ def test_a_step_hands_its_paths_over() -> None:
 
     assert set(steps.measure_drift.component_spec.inputs) == {"bundle", "dataset", "since", "until"}
     assert set(steps.measure_drift.component_spec.outputs) == {"drift", "numbers", "page", "Output"}
+    assert set(steps.measure_labels.component_spec.inputs) == {"log", "bundle", "dataset"}
     assert set(steps.raise_alert.component_spec.inputs) == {"verdict", "labels"}
