@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 ANSWERED_S = 1_800  # the attribution window: as long as a checkout may neither ask nor pay
 AHEAD_US = 86_400_000_000  # a day: a test of the year 9999 is no newest question
 FIELDS = ["user_id", "bundle_id", "rung", "store_id", "profile"]
-_MS = 2**42  # milliseconds in a user's range of keys: 139 years
 
 
 def asked_at(answers: pa.Table) -> pd.Series:
@@ -54,13 +53,14 @@ def make_sessions(
     asked = answers.select(FIELDS).to_pandas().assign(at=asked_at(answers))
     known = np.flatnonzero(asked["user_id"].notna())
     users = pd.Index(pd.unique(pd.concat([asked["user_id"].iloc[known], purchases["user_id"]])))
-    start = min([at for at in (asked["at"].min(), purchases["at"].min()) if not pd.isna(at)], default=until)
-    key = _keys(users, asked["user_id"].iloc[known], asked["at"].iloc[known], start)
+    ends = [end for at in (asked["at"], purchases["at"]) for end in (at.min(), at.max())]
+    times = pd.Series([until] if pd.isna(ends).all() else ends).dropna()
+    key = _keys(users, asked["user_id"].iloc[known], asked["at"].iloc[known], times)
     order = known[np.argsort(key, kind="stable")]
     key = np.sort(key, kind="stable")
 
     lines = purchases.reset_index(drop=True)
-    lines["key"] = _keys(users, lines["user_id"], lines["at"], start)
+    lines["key"] = _keys(users, lines["user_id"], lines["at"], times)
     lines["value"] = (lines["price"] * lines["quantity"]).fillna(0.0)
     baskets = lines.groupby("basket_id", sort=False).agg(key=("key", "min"), value=("value", "sum"))
     baskets = baskets.sort_values("key")
@@ -86,10 +86,14 @@ def make_sessions(
     return rows.join(_judged(answers.take(pa.array(order[last])), basket, lines, baskets.index))
 
 
-def _keys(users: pd.Index, user: pd.Series, at: pd.Series, start: pd.Timestamp) -> np.ndarray:
-    """Return one growing number for each shopper and time."""
+def _keys(users: pd.Index, user: pd.Series, at: pd.Series, times: pd.Series) -> np.ndarray:
+    """Return one growing number for each shopper and time, in ms; `times` holds the first and the last."""
+    start = times.min()
+    span = int((times.max() - start).total_seconds() * 1_000) + ANSWERED_S * 1_000 + 1
+    if len(users) * span >= 2**63:
+        raise ValueError(f"{len(users):,} shoppers in {span / 3.15e10:.0f} years are too many for one table")
     ms = (at - start).dt.total_seconds().to_numpy() * 1_000
-    return np.asarray(users.get_indexer(user).astype(np.int64) * _MS + ms.astype(np.int64))
+    return np.asarray(users.get_indexer(user).astype(np.int64) * span + ms.astype(np.int64))
 
 
 def _waits(answers: pa.Table) -> np.ndarray:

@@ -89,10 +89,13 @@ def read_earnings(
     until = purchases["at"].max()
     sessions = make_sessions(answers, purchases, until, read_costs(settings))
     asked = asked_at(answers)
-    recent = answers.filter(pa.array(asked > asked.max() - HOUR))
+    # No question is newer than its answer: a till's clock may be ahead.
+    answered = answers["answered_at"].to_pandas()
+    newest = asked.where(asked < answered, answered).max()
+    recent = answers.filter(pa.array(asked > newest - HOUR))
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
-    last = sessions[sessions["at"] > asked.max() - HOUR]
-    ends = min(until, asked.max())
+    last = sessions[sessions["at"] > newest - HOUR]
+    ends = min(until, newest)
     drops, fit = find_drops(sessions, ends, hours), fit_drops(sessions, ends, hours, _alike(settings.home))
     if drifted_since is None and any(drop.dropped for drop in fit):
         drifted_since = ends - pd.Timedelta(hours=hours)

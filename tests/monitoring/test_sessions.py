@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from monitoring.sessions import make_sessions
+from monitoring.sessions import ANSWERED_S, _keys, make_sessions
 from serving.prediction_log import RECORD_SCHEMA
 
 NOON = pd.Timestamp("2024-01-01 12:00", tz="UTC")
@@ -77,6 +78,15 @@ def test_a_session_is_complete_when_its_window_is_over() -> None:
     answers = _answers(("ann", 0, ["milk"]), ("bob", 40, ["milk"]))
     sessions = make_sessions(answers, _purchases(("ann", "b1", "milk", 1, 1.0)), _at(60))
     assert sessions["complete"].tolist() == [True, False]
+
+
+def test_each_of_many_shoppers_has_keys_of_their_own() -> None:
+    users, times = pd.Index(np.arange(2**22 + 1)), pd.Series([NOON, NOON + pd.Timedelta(days=63)])
+    keys = _keys(users, pd.Series([0, 2**22, 0]), pd.Series([NOON, NOON, times[1]]), times)
+    assert len(set(keys)) == 3
+    assert keys[1] - keys[2] > ANSWERED_S * 1_000, "another shopper's answer is further away than a pause"
+    with pytest.raises(ValueError, match="shoppers in 200 years are too many"):
+        _keys(pd.RangeIndex(10**9), users[:1].to_series(), times[:1], pd.Series([_at(0), _at(200 * 525_600)]))
 
 
 def test_answers_without_a_shopper_or_without_items_do_no_harm() -> None:
