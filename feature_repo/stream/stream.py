@@ -95,6 +95,7 @@ class Stream:
         self._rows, self._settings = rows, settings
         self._waiting = _Unarchived()
         self._held: list[Message] = []  # consumed while the store was away: for the next turn
+        self._lost: set[int] = set()  # partitions that were revoked while this turn's messages waited
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
         self._newest = 0.0  # time of the latest event folded
@@ -163,11 +164,10 @@ class Stream:
     # ------------------------------------------------------------------------------------------- messages
 
     def _take(self, messages: list[Message], stop: threading.Event) -> None:
-        events: list[Event] = []
-        versions: list[int] = []
-        partitions: list[int] = []
+        taken: list[tuple[int, Event, int]] = []  # partition, event, version
         positions: dict[int, int] = {}
         now = time.time()
+        self._lost.clear()
         self._forget()
         for message in messages:
             if error := message.error():
@@ -184,20 +184,25 @@ class Stream:
             if self._forgotten.covers(event[2], event[5]):
                 self.counts.forgotten += 1
                 continue
-            events.append(event)
-            partitions.append(partition)
-            versions.append(self._generation.get(partition, 0) << OFFSET_BITS | offset)
-        if events:
-            self._insist(lambda: self._fold(events, versions), stop)
-        for event, version, partition in zip(events, versions, partitions, strict=True):
+            taken.append((partition, event, self._generation.get(partition, 0) << OFFSET_BITS | offset))
+        if taken:
+            self._insist(lambda: self._fold(self._own(taken)), stop)
+        for partition, event, version in self._own(taken):
             self._waiting.events.setdefault(partition, []).append(event)
             self._waiting.versions.setdefault(partition, []).append(version)
-        self._waiting.positions |= positions  # only now: events that were not folded must come again
-        self.counts.events += len(events)
+            self.counts.events += 1
+        # Only now: events that were not folded must come again.
+        self._waiting.positions |= {one: end for one, end in positions.items() if one not in self._lost}
 
-    def _fold(self, events: list[Event], versions: list[int]) -> None:
+    def _own(self, taken: list[tuple[int, Event, int]]) -> list[tuple[int, Event, int]]:
+        """Leave out events of revoked partitions: they come again, to the partition's next consumer."""
+        return [one for one in taken if one[0] not in self._lost]
+
+    def _fold(self, taken: list[tuple[int, Event, int]]) -> None:
         """Fold events into their users' rows."""
-        new = dict(rows_of(events_table(events, versions)))
+        if not taken:
+            return
+        new = dict(rows_of(events_table([one[1] for one in taken], [one[2] for one in taken])))
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
         self._put({user: row for user, row in changed.items() if row is not known[user]})
@@ -328,6 +333,7 @@ class Stream:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
         self._held.clear()  # not committed: they come again, to the partition's next consumer
+        self._lost |= {one.partition for one in partitions}
         self._settle()
         self._rows.reopen()
 

@@ -504,6 +504,26 @@ def lines(home: Path, url: str, user: str = "ann") -> int:
     return len(rows.get([user])[user])
 
 
+def test_events_of_a_partition_that_moves_while_the_store_is_away_are_left_to_its_next_consumer(
+    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, get = alone(tmp_path, valkey[0], 0), OnlineRows.get
+
+    def away(*arguments: Any) -> Any:
+        monkeypatch.setattr(OnlineRows, "get", get)
+        stream._revoked(stream._consumer, [TopicPartition("checkout.events", 1)])
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(OnlineRows, "get", away)
+    for act in ("pause", "resume", "poll"):
+        monkeypatch.setattr(Alone, act, lambda *_: None, raising=False)
+    both: list[Any] = [Said(0, 7, "ann"), Said(1, 9, "bob")]
+    stream._take(both, threading.Event())
+    assert [lines(tmp_path, valkey[0], user) for user in ("ann", "bob")] == [1, 0]
+    assert (stream._waiting.positions, list(stream._waiting.events)) == ({0: 8}, [0])
+    assert stream.counts.events == 1
+
+
 def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(
     valkey: tuple[str, Any], tmp_path: Path
 ) -> None:
