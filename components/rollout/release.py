@@ -155,7 +155,7 @@ class Rollout:
         return self._run(record)
 
     def guard(self) -> Release | None:
-        """End what a silent deployer left: a release is aborted, a way back goes on."""
+        """End the release of a deployer that is silent, see `Pace.orphan_s`; a way back goes on."""
         record = self._read()
         if record is None or not record.active:
             return record
@@ -169,7 +169,7 @@ class Rollout:
     def rollback(self, place: Callable[[str], str]) -> Release:
         """Give the traffic back to the version before: one patch of weights while its slot still runs.
 
-        A way back that is not over goes on, whoever began it: asked for twice, it goes back once.
+        A way back that another deployer began goes on: asked for twice, it goes back once.
 
         Raises:
             NoChampion: there was no version before.
