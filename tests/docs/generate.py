@@ -22,6 +22,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"headline": figures.headline},
+    "docs/explanation/retrieval.md": {"towers": figures.towers},
     "docs/reference/errors.md": {
         "refusals": reference.refusals,
         "rejected": reference.rejected,
