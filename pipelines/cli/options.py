@@ -68,6 +68,16 @@ def read_token(file: Path | None) -> str:
     return token
 
 
+class Home(click.Path):
+    """The type of --home: an empty one would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("it is empty, expected a folder; without --home it is .reco or RECO_HOME", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 
 
@@ -81,7 +91,7 @@ def common_options(command: Command) -> Command:
     """Add --home, --output and --debug to a command and pass it a `Context`."""
 
     # Eager: the defaults of other options lie under the home.
-    @click.option("--home", type=click.Path(path_type=Path), is_eager=True, help=HOME_HELP)
+    @click.option("--home", type=Home(path_type=Path), is_eager=True, help=HOME_HELP)
     @click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
     )

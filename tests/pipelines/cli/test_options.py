@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.cli.options import Context, common_options, question_options, read_token, results_folder
+from pipelines.cli.shell import main
 
 
 def call(*arguments: str) -> dict[str, Any]:
@@ -59,4 +60,6 @@ def test_the_home_comes_from_the_option_or_the_environment(
     assert call()["home"] == tmp_path
     given = call("--out", "there", "--home", str(tmp_path / "mine"), "--output", "json")
     assert (given["home"], given["out"], given["output"]) == (tmp_path / "mine", Path("there"), "json")
+    empty = CliRunner().invoke(main, ["runs", "--home", ""]), CliRunner().invoke(main, ["--home", "", "runs"])
+    assert [(done.exit_code, "'--home': it is empty" in done.stderr) for done in empty] == [(2, True)] * 2
     assert call("--home", str(tmp_path / "mine"))["out"] == tmp_path / "mine" / "bench"
