@@ -27,14 +27,15 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
         ("", [], ""),
         ("redis://:word@cache:6379/1", [], "redis://:word@cache:6379/1"),
         ("rediss://cache", [], "rediss://cache"),
-        ("sqlite:///elsewhere.db", [], ""),
+        ("sqlite:///elsewhere.db", [], None),
+        ("sqlite:///elsewhere.db", ["online_store="], ""),
         ("memory:", [], ""),
         ("redis://cache", ["online_store=redis://other"], "redis://other"),
         ("redis://cache", ["online_store="], ""),
     ],
 )
 def test_a_run_fills_the_redis_of_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str | None
 ) -> None:
     launched: list[dict[str, Any]] = []
 
@@ -45,6 +46,9 @@ def test_a_run_fills_the_redis_of_the_endpoint(
     monkeypatch.setattr("pipelines.run.local_run.start_run", start)
     monkeypatch.setenv("RECO_STORE_URL", served)
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
+    if filled is None:
+        assert (done.exit_code, "fill no other file than" in done.stderr, launched) == (2, True, [])
+        return
     assert done.exit_code == 0, done.output
     assert [arguments["online_store"] for arguments in launched] == [filled]
 
