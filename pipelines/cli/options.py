@@ -13,6 +13,7 @@ import click
 
 from components.home import read_running
 from feature_repo.atomic_files import read_regular
+from feature_repo.errors import USAGE, RecoError
 from pipelines.run.launch import MODEL_NAME
 from serving.settings import Settings, configured_home
 
@@ -55,16 +56,26 @@ class Context:
 TOKEN_BYTES = 64 << 10
 
 
+class TokenInvalid(RecoError):
+    """A file holds no bearer token: it is wrong, or just being written."""
+
+    exit_code = USAGE
+
+
 def read_token(file: Path | None) -> str:
-    """Return the bearer token in a file, "" without a file."""
+    """Return the bearer token in a file, "" without a file.
+
+    Raises:
+        TokenInvalid: the file holds none.
+    """
     if file is None:
         return ""
     try:
         token = read_regular(file, TOKEN_BYTES).decode().strip()
     except ValueError as error:
-        raise click.UsageError(f"{file} holds no token ({error})") from error
+        raise TokenInvalid(f"{file} holds no token ({error})") from error
     if not token.isprintable() or " " in token:
-        raise click.UsageError(f"{file} holds no token: expected one word, found spaces or line breaks in it")
+        raise TokenInvalid(f"{file} holds no token: expected one word, found spaces or line breaks in it")
     return token
 
 

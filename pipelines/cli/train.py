@@ -20,6 +20,7 @@ from pipelines.cli.options import (
     FILE,
     Command,
     Context,
+    TokenInvalid,
     common_options,
     read_token,
     registry_options,
@@ -248,7 +249,7 @@ def submit(
         click.echo(f"{submitted.url}: waiting for its end", err=True)
 
         def token_of_now() -> str:
-            with contextlib.suppress(OSError):  # the file is being replaced; a pipe gives its token once
+            with contextlib.suppress(OSError, TokenInvalid):  # the file is being replaced
                 return read_token(token_file) or token
             return token
 

@@ -7,7 +7,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pipelines.cli.options import Context, common_options, question_options, read_token, results_folder
+from pipelines.cli.options import (
+    Context,
+    TokenInvalid,
+    common_options,
+    question_options,
+    read_token,
+    results_folder,
+)
 from pipelines.cli.shell import main
 
 
@@ -33,7 +40,7 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None
     file.write_text("abc\n")
     assert (read_token(file), read_token(None)) == ("abc", "")
     file.write_text(content)
-    with pytest.raises(click.UsageError, match=r"token holds no token"):
+    with pytest.raises(TokenInvalid, match=r"token holds no token"):
         read_token(file)
 
 

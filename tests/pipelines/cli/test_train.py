@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,28 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
         refused = reco(tmp_path, *common, "--release", *more)
         assert refused.exit_code == 2
         assert "gate has limits of its own" in refused.output
+
+
+def test_a_token_that_is_being_replaced_is_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "token", list[str]()
+    file.write_text("first")
+
+    def wait(host: str, run_id: str, token: Callable[[], str]) -> str:
+        for content in ("second", "", "half a token"):
+            file.write_text(content)
+            seen.append(token())
+        file.unlink()
+        seen.append(token())
+        return "SUCCEEDED"
+
+    given = Submitted("r1", "url", "p1", "v1", "PENDING")
+    monkeypatch.setattr("pipelines.run.submit.submit_pipeline", lambda *_: given)
+    monkeypatch.setattr("pipelines.run.submit.wait_for_run", wait)
+    common = ["submit", "--host", "http://kfp", "--tracking-uri", "http://mlflow", "--volume", "reco"]
+    assert reco(tmp_path, *common, "--wait", "--token-file", str(file)).exit_code == 0
+    assert seen == ["second", "first", "first", "first"]
 
 
 def test_a_schedule_watches_the_champion_of_the_volume(
