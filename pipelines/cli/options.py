@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from components.home import read_running
 from feature_repo.atomic_files import read_regular
@@ -182,6 +183,16 @@ def question_options(command: Command) -> Command:
         return command(*arguments, line=line, **options)
 
     return wrapped  # type: ignore[return-value]
+
+
+def check_alone(option: str, reason: str, *beside: str) -> None:
+    """Refuse options that this command would ignore beside `option`; those in `beside` it does not."""
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(str(parameter.name)) not in (None, ParameterSource.DEFAULT)
+        alike = option in parameter.opts or parameter.name in (*beside, "home", "output", "debug")
+        if given and not alike and isinstance(parameter, click.Option):
+            raise click.UsageError(f"{parameter.opts[0]} means nothing with {option}: {reason}")
 
 
 def results_folder(name: str) -> Callable[[Command], Command]:

@@ -47,8 +47,8 @@ class Reco(click.Group):
         """Run the command; print an expected error as one line."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # a pipe whose reader has ended: Click ends the command without a word
         except KeyboardInterrupt:
             ctx.exit(130)
         except Exception as error:

@@ -149,6 +149,8 @@ def promoted(run: Run) -> str:
         return f"run {run.run_id}: {run.status}; go on with: {command(home, f'run --resume {run.run_id}')}"
     result = step.parameters["Output"]
     verb = "is champion" if result["changed"] else "was champion already"
+    if (champion := read_champion(home)).bundle_id != result["bundle_id"]:
+        verb = f"was promoted; champion is version {champion.version}"
     took = f"{duration(run.seconds)}, at most {run.peak_memory_mib:,} MiB of memory"
     return (
         f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"
