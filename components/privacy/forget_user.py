@@ -58,7 +58,7 @@ QUEUE_S = 1.5  # a record waits at most so long until it is in the log's open se
 # A home has one of these, also where features and facts lie in Redis.
 PARTS = (
     *("champion.json", "runs", "offline_store", "prediction_log"),
-    *("online_store.db", "facts.db", "datasets", "store", FORGOTTEN),
+    *("online_store.db", "facts.db", "datasets", "store", "stream.json", FORGOTTEN),
 )
 DONE, UNREACHABLE, IN_USE, REMAINS = "done", "unreachable", "in use", "remains"
 

@@ -243,6 +243,8 @@ def test_a_folder_that_is_no_home_is_refused_and_stays_as_it_was(home: Path, tmp
         with pytest.raises(ValueError, match=rf"is no home of reco \(found .*{holds}\): point --home at one"):
             forget_user(settings_of(folder), USER)
         assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "stream.json").write_text("{}")  # a stream just began, with its rows in Redis
+    assert forget_user(settings_of(tmp_path), USER).exit_code == 0
 
 
 def test_an_unreachable_store_is_reported_and_the_rest_is_done(home: Path) -> None:
