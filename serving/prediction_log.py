@@ -184,7 +184,7 @@ def read_log(
 
 def _is_older(segment: Path, since: datetime | None) -> bool:
     """Return whether a segment was surely closed before a time: its name begins with its start."""
-    if since is None or not re.match(r"\d{8}T\d{6}-", segment.name):
+    if since is None or since.year < 2 or not re.match(r"\d{8}T\d{6}-", segment.name):
         return False
     return segment.name[:15] < (since.astimezone(UTC) - LONGEST).strftime(STAMP)
 

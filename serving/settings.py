@@ -117,7 +117,8 @@ class Settings:
     )
     store_url: str = setting(
         "",
-        "Online store; empty: the SQLite file under home. Facts of `memory:` lie under home, too",
+        "Online store; empty: the SQLite file under home, the only one that is filled. Facts of `memory:` "
+        "lie under home, too",
         expected="sqlite:///PATH, redis://HOST:PORT or memory:",
         check=_check_store,
         secret=True,

@@ -75,9 +75,13 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
     Args:
         home: folder of all state.
         online_store: a URL of Redis, or empty or sqlite:// for the file under home.
+
+    Raises:
+        ValueError: it names another file.
     """
     from google.protobuf.message import DecodeError
 
+    check_file(home, online_store)
     home.mkdir(parents=True, exist_ok=True)
     url = "" if online_store.startswith("sqlite:") else online_store
     # Applying again changes nothing, and makes the tables of a file that is new. One at a time: the second to
@@ -89,6 +93,20 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
             # `feast apply` writes in place: a disk that was full leaves half. All of it stands in the code.
             (home / "registry.db").unlink()
             return _applied(home, url)
+
+
+def check_file(home: Path, url: str) -> None:
+    """Refuse a file that an endpoint would read and nothing fills: runs and streams write the one under home.
+
+    Raises:
+        ValueError: the URL names another file.
+    """
+    own = home.absolute() / "online_store.db"
+    if url.startswith("sqlite:") and Path(url.removeprefix("sqlite:///")).absolute() != own:
+        raise ValueError(
+            f"RECO_STORE_URL is {url}, and runs and the stream fill no other file than {own}: "
+            "leave it empty, or name a Redis"
+        )
 
 
 def _applied(home: Path, redis_url: str) -> FeatureStore:

@@ -14,6 +14,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,16 +42,24 @@ from feature_repo.events import CLOCK_SKEW, EventsInvalid
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.snapshots import USER_VIEW
 from feature_repo.stream.archive import EVENTS
+from feature_repo.stream.erasure import FILE as FORGOTTEN
 from feature_repo.stream.erasure import Forgotten, forget, microseconds
-from serving.errors import FactsUnavailable, NoChampion
+from serving.errors import BundleInvalid, FactsUnavailable, NoChampion
 from serving.prediction_log import recover_segments
 from serving.release.champion import read_champion
+from serving.release.manifest import read_manifest
 from serving.settings import Settings
+from serving.shop.fact_store import open_fact_store
 
 LOOK_S = 2.0  # between two looks, while a stream works: longer than it takes to write a turn's rows
 LOOKS = 30
 ALIVE_S = 10.0  # a stream that wrote its state so long ago at most is at work
 QUEUE_S = 1.5  # a record waits at most so long until it is in the log's open segment
+# A home has one of these, also where features and facts lie in Redis.
+PARTS = (
+    *("champion.json", "runs", "offline_store", "prediction_log"),
+    *("online_store.db", "facts.db", "datasets", "store", "stream.json", FORGOTTEN),
+)
 DONE, UNREACHABLE, IN_USE, REMAINS = "done", "unreachable", "in use", "remains"
 
 
@@ -96,7 +105,7 @@ def forget_user(
         say: gets a line when the erasure has to wait.
 
     Raises:
-        ValueError: this is not a user's id.
+        ValueError: this is not a user's id, or the folder is no home.
         Conflict: another erasure runs under this home.
     """
     if not is_id(user_id):
@@ -106,6 +115,11 @@ def forget_user(
     home = settings.home
     if not home.is_dir():
         raise ValueError(f"{home} is no folder of state: point --home at one")
+    if not any((home / name).exists() for name in PARTS):
+        names = sorted(path.name for path in home.iterdir())[:5]
+        raise ValueError(
+            f"{home} is no home of reco (found {', '.join(names) or 'nothing'}): point --home at one"
+        )
     with locked(home / "forget.lock", "forgetting a user"):
         until = _until(settings, user_id)
         if not dry_run:
@@ -116,7 +130,7 @@ def forget_user(
 
 
 def _until(settings: Settings, user_id: str) -> int:
-    """Return now; or the time of the user's latest event or answer, where a till's clock is ahead.
+    """Return now; or the time of the user's latest event, answer or coupon, where a till's clock is ahead.
 
     By a day at most: what lies further ahead no stream takes. What cannot be read says nothing: the tombstone
     does not wait for it.
@@ -128,6 +142,9 @@ def _until(settings: Settings, user_id: str) -> int:
         with contextlib.suppress(pa.ArrowException, OSError):
             latest = pc.max(pq.read_table(file, columns=["at"], filters=own)["at"]).as_py()
             times += [latest] if latest is not None else []
+    for url in {settings.fact_store_url, replace(settings, store_url="").fact_store_url}:
+        with contextlib.suppress(FactsUnavailable, ValueError), closing(open_fact_store(url)) as store:
+            times += [datetime.fromtimestamp(fact.at, UTC) for fact in store.of_user(user_id)]
     return microseconds(min(max(times), now + CLOCK_SKEW))
 
 
@@ -315,9 +332,9 @@ class _Erasure:
     def bundles(self) -> list[Place]:
         """Say which bundles hold the user: they are sealed, and serve or may be gone back to."""
         try:
-            champion = self.home / read_champion(self.home).path
+            champion = read_champion(self.home).bundle_id
         except NoChampion:
-            champion = None
+            champion = ""
         counts = {path: self._named_in(path) for path in bundles(self.home)}
         place = Place("bundles", "golden requests and reference answers")
         held = {path: count for path, count in counts.items() if count}
@@ -327,12 +344,16 @@ class _Erasure:
         notes = [
             f"{sum(held.values())} in {len(held)} sealed bundles, none in those that are made from now on"
         ]
-        if champion in held:
+        copies = {path for path in held if _bundle_id(path) == champion}  # also its run's, and the registry's
+        if copies:
             notes.append("the champion is one: it remains until the next promotion")
-        others = {str(path.relative_to(self.home)) for path in held if path != champion}
+        others = {str(path.relative_to(self.home)) for path in held.keys() - copies}
         of_runs = {path for path in others if path.startswith("runs/")}
         if of_runs:
-            notes.append(f"{len(of_runs)} are artifacts of runs and go when three newer runs have ended")
+            notes.append(
+                f"{len(of_runs)} are artifacts of runs and go when three newer runs have ended, those of the "
+                "champion's run after the next promotion"
+            )
         if others > of_runs:
             notes.append(f"kept to go back to, delete them by hand: {', '.join(sorted(others - of_runs))}")
         place.note = "; ".join(notes)
@@ -350,6 +371,13 @@ class _Erasure:
         names = ", ".join(sorted(os.path.relpath(path, self.home) for path in self.damaged))
         note = f"they may hold the user and cannot be read: delete them: {names}"
         return [Place("damaged files", "rows", state=REMAINS, note=note)] if names else []
+
+
+def _bundle_id(bundle: Path) -> str:
+    try:
+        return str(read_manifest(bundle)["bundle_id"])
+    except BundleInvalid:  # half of a copy: of no champion
+        return "damaged"
 
 
 class _InUse(Exception):

@@ -49,7 +49,7 @@ def publish_features(
     Doing it again changes nothing; an earlier cut leaves nothing of a later one behind.
 
     Args:
-        features: the directory that `materialize_features` filled.
+        features: the directory that `materialize_features` filled, or the home's own `offline_store/`.
         cut: ISO 8601; the items' rows are stamped with it, the users' with the end of the events.
         promoted: what `promote_bundle` returned.
         home: directory of the Feast state: `offline_store/`, `registry.db`, `online_store.db`.
@@ -67,7 +67,9 @@ def publish_features(
         redis_settings(online_store)  # a URL that cannot work fails before the work
     begin = datetime.fromtimestamp(pd.Timestamp(cut).timestamp(), UTC)
     tables = {view: pq.read_table(features / view / "snapshots.parquet") for view in KEYS}
-    if not pc.any(pc.equal(tables[USER_VIEW]["event_timestamp"], pa.scalar(begin))).as_py():
+    # An offline store also holds the rows as of its end, which are made again.
+    tables[USER_VIEW] = tables[USER_VIEW].filter(pc.field("event_timestamp") == pa.scalar(begin))
+    if not len(tables[USER_VIEW]):
         raise ValueError(f"{features} holds no user as of {cut}: the online store stays as it is")
     root = Path(home).absolute()
     with reachable(online_store) if online_store else contextlib.nullcontext() as client:

@@ -157,7 +157,9 @@ class Shopper:
     """Requests recommendations for a basket, one request at a time over one connection."""
 
     url: str
+    token: str = field(default="", repr=False)  # of a caller, where the endpoint wants one
     timeout_s: float = 5.0
+    fault: str = field(default="", init=False)  # why the last request had no answer
     _connection: http.client.HTTPConnection | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +178,7 @@ class Shopper:
                     "the endpoint at %s did not answer (%r); such errors are counted", self.url, error
                 )
             counts.errors += 1
+            self.fault = str(error) or repr(error)
             self.close()
             return
         counts.asked += 1
@@ -193,7 +196,9 @@ class Shopper:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(str(parts.hostname), parts.port, timeout=self.timeout_s)
         path = parts.path.rstrip("/") + "/v1/models/checkout:predict"
-        self._connection.request("POST", path, body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        headers |= {"authorization": f"Bearer {self.token}"} if self.token else {}
+        self._connection.request("POST", path, body, headers)
         response = self._connection.getresponse()
         found = response.read()
         if response.status != 200:

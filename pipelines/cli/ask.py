@@ -9,7 +9,7 @@ from typing import IO, Any
 import click
 
 from components.home import command
-from pipelines.cli.options import Context, common_options, question_options
+from pipelines.cli.options import Context, check_alone, common_options, question_options
 from pipelines.inspect.ask import answer_lines, check_question, open_champion
 from serving.release.champion import read_champion
 
@@ -54,6 +54,8 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
     from pipelines.inspect.ask import old_data
     from pipelines.inspect.items import check_items
 
+    if requests is not None:
+        check_alone("--requests", "a line of the file is a whole request")
     champion = read_champion(context.home)
     if requests is None:
         check_question(line)
@@ -112,6 +114,7 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
     settings = context.settings()
     record = None
     if request_id is not None:
+        check_alone("--request-id", "the request is that of the log")
         record = logged_answer(settings.prediction_log_dir, request_id)
         line = request_of(record)
     champion = read_champion(context.home)

@@ -14,7 +14,7 @@ from pipelines.cli.options import Context, common_options
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
-    from feature_repo.stream.replay_events import ReplayCounts
+    from feature_repo.stream.replay_events import ReplayCounts, Shopper
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONFIRM_S = 60  # to wait for the broker's confirmations at the end of a replay
@@ -128,7 +128,8 @@ def replay_data(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     settings = context.kafka()
     disturbed = Disturbance(**disturbance)
-    shopper = Shopper(endpoint) if endpoint else None
+    token = context.settings().caller_tokens.partition(",")[0].strip()
+    shopper = Shopper(endpoint, token) if endpoint else None
     create_topics(settings)
     events = choose(read_dataset(dataset_of(context.home, data)).events, since, until, limit)
     delivery = Delivery(settings)
@@ -156,14 +157,14 @@ def replay_data(
     if endpoint:
         text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counts.errors} errors"
     context.answer(document, text)
-    failures = _failures(counts, confirmed, settings.bootstrap, endpoint)
+    failures = _failures(counts, confirmed, settings.bootstrap, shopper)
     for failure in failures:
         click.echo(f"reco: {failure}", err=True)
     if failures:
         click.get_current_context().exit(3)
 
 
-def _failures(counts: ReplayCounts, confirmed: bool, bootstrap: str, endpoint: str) -> list[str]:
+def _failures(counts: ReplayCounts, confirmed: bool, bootstrap: str, shopper: Shopper | None) -> list[str]:
     """Return what kept a replay from reaching broker or endpoint, as lines."""
     failures = []
     if not confirmed:
@@ -171,8 +172,11 @@ def _failures(counts: ReplayCounts, confirmed: bool, bootstrap: str, endpoint: s
             f"the broker at {bootstrap} has not confirmed everything: replay the data again, "
             "events that arrive twice count once"
         )
-    if endpoint and counts.errors > 0 and not counts.asked:
-        failures.append(f"{endpoint} answered no question: start it with `reco serve`")
+    if shopper and counts.errors > 0 and not counts.asked:
+        cure = "start it with `reco serve`"
+        if shopper.fault.startswith("status 401"):
+            cure = "give one of its tokens in RECO_CALLER_TOKENS"
+        failures.append(f"{shopper.url} answered no question ({shopper.fault}): {cure}")
     return failures
 
 

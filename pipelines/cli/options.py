@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from components.home import read_running
 from feature_repo.atomic_files import read_regular
+from feature_repo.errors import USAGE, RecoError
 from pipelines.run.launch import MODEL_NAME
 from serving.settings import Settings, configured_home
 
@@ -55,17 +57,37 @@ class Context:
 TOKEN_BYTES = 64 << 10
 
 
+class TokenInvalid(RecoError):
+    """A file holds no bearer token: it is wrong, or just being written."""
+
+    exit_code = USAGE
+
+
 def read_token(file: Path | None) -> str:
-    """Return the bearer token in a file, "" without a file."""
+    """Return the bearer token in a file, "" without a file.
+
+    Raises:
+        TokenInvalid: the file holds none.
+    """
     if file is None:
         return ""
     try:
         token = read_regular(file, TOKEN_BYTES).decode().strip()
     except ValueError as error:
-        raise click.UsageError(f"{file} holds no token ({error})") from error
+        raise TokenInvalid(f"{file} holds no token ({error})") from error
     if not token.isprintable() or " " in token:
-        raise click.UsageError(f"{file} holds no token: expected one word, found spaces or line breaks in it")
+        raise TokenInvalid(f"{file} holds no token: expected one word, found spaces or line breaks in it")
     return token
+
+
+class Home(click.Path):
+    """The type of --home: an empty one would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("it is empty, expected a folder; without --home it is .reco or RECO_HOME", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
@@ -81,7 +103,7 @@ def common_options(command: Command) -> Command:
     """Add --home, --output and --debug to a command and pass it a `Context`."""
 
     # Eager: the defaults of other options lie under the home.
-    @click.option("--home", type=click.Path(path_type=Path), is_eager=True, help=HOME_HELP)
+    @click.option("--home", type=Home(path_type=Path), is_eager=True, help=HOME_HELP)
     @click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
     )
@@ -161,6 +183,16 @@ def question_options(command: Command) -> Command:
         return command(*arguments, line=line, **options)
 
     return wrapped  # type: ignore[return-value]
+
+
+def check_alone(option: str, reason: str, *beside: str) -> None:
+    """Refuse options that this command would ignore beside `option`; those in `beside` it does not."""
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(str(parameter.name)) not in (None, ParameterSource.DEFAULT)
+        alike = option in parameter.opts or parameter.name in (*beside, "home", "output", "debug")
+        if given and not alike and isinstance(parameter, click.Option):
+            raise click.UsageError(f"{parameter.opts[0]} means nothing with {option}: {reason}")
 
 
 def results_folder(name: str) -> Callable[[Command], Command]:

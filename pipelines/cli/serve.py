@@ -94,7 +94,9 @@ def up(
         programs=monitor_programs(),
     )
     settings, kafka = replace(Settings.from_env(), home=context.home), KafkaSettings.from_env()
-    screen = Screen(context.home, context.output == "json")
+    # A gateway shows the counters on its own port.
+    metrics = "" if wanted.slots else settings.metrics_address
+    screen = Screen(context.home, context.output == "json", metrics=metrics)
     with locked(context.home / "up.lock", "running `reco up`"):
         (context.home / "up.json").unlink(missing_ok=True)  # left by a killed `reco up`
         if bootstrap:

@@ -15,7 +15,7 @@ import click
 
 from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
-from pipelines.cli.options import HOME_HELP
+from pipelines.cli.options import HOME_HELP, Home
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
 
@@ -47,8 +47,8 @@ class Reco(click.Group):
         """Run the command; print an expected error as one line."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # a pipe whose reader has ended: Click ends the command without a word
         except KeyboardInterrupt:
             ctx.exit(130)
         except Exception as error:
@@ -72,7 +72,7 @@ def _said(error: Exception, home: Path | str) -> str:
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--home", type=click.Path(path_type=Path), help=HOME_HELP)
+@click.option("--home", type=Home(path_type=Path), help=HOME_HELP)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name=MODEL_NAME, prog_name="reco")
 def main(home: Path | None, debug: bool) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from components.home import command
 from feature_repo.ids import closest
@@ -20,6 +19,8 @@ from pipelines.cli.options import (
     FILE,
     Command,
     Context,
+    TokenInvalid,
+    check_alone,
     common_options,
     read_token,
     registry_options,
@@ -60,9 +61,7 @@ def check(context: Context, data: str, train_until: str) -> None:
 @click.option("--data", default="complete-journey", show_default=True, help=DATA)
 @training_options
 @click.option("--full", is_flag=True, help="Train all five teachers, as `reco submit` does.")
-@click.option(
-    "--resume", default="", metavar="RUN", help="Go on with a run after its last good step, or `last`."
-)
+@click.option("--resume", metavar="RUN", help="Go on with a run after its last good step, or `last`.")
 @click.option("--only", default="", metavar="STEP", help="With --resume: repeat this step alone.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Steps at once.  [default: one for each core]")
 @registry_options
@@ -74,7 +73,7 @@ def run(
     fast: bool,
     params: tuple[str, ...],
     full: bool,
-    resume: str,
+    resume: str | None,
     only: str,
     jobs: int | None,
     tracking_uri: str,
@@ -84,8 +83,10 @@ def run(
     from pipelines.run.arguments import parse_params
     from pipelines.run.launch import promoted, resume_training, start_training
 
-    if resume:
-        _check_alone(click.get_current_context(), "resume", "only", "jobs", "home", "output", "debug")
+    if resume is not None:
+        if not resume:
+            raise click.UsageError("--resume is empty: name a run or `last`")
+        check_alone("--resume", "a run keeps the arguments it began with", "only", "jobs")
         done = resume_training(context.home, resume, only, sys.stderr, jobs or 0)
     elif only:
         raise click.UsageError("--only needs --resume RUN: the step's inputs come from that run")
@@ -99,17 +100,6 @@ def run(
     step = done.outputs().get("promote-bundle")
     document = {**_run_row(done), "promoted": step.parameters["Output"] if step else None}
     context.answer(document, promoted(done))
-
-
-def _check_alone(ctx: click.Context, option: str, *beside: str) -> None:
-    """Refuse options that would be ignored: those given beside `option` that mean nothing with it."""
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        given = ctx.get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
-        if given and name not in (option, *beside):
-            raise click.UsageError(
-                f"{parameter.opts[0]} means nothing with --{option}: a run keeps the arguments it began with"
-            )
 
 
 volume_options: Callable[[Command], Command] = stacked(
@@ -248,7 +238,7 @@ def submit(
         click.echo(f"{submitted.url}: waiting for its end", err=True)
 
         def token_of_now() -> str:
-            with contextlib.suppress(OSError):  # the file is being replaced; a pipe gives its token once
+            with contextlib.suppress(OSError, TokenInvalid):  # the file is being replaced
                 return read_token(token_file) or token
             return token
 

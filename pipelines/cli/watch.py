@@ -127,6 +127,8 @@ def kpi(context: Context, data: str, hours: float) -> None:
     from pipelines.inspect.earnings import read_earnings
     from pipelines.run.launch import dataset_of
 
+    if not 0 < hours <= 168:
+        raise click.UsageError(f"--hours is {hours:g}, expected more than 0 and at most the 168 of a week")
     dataset = dataset_of(context.home, data) if data else None
     earnings = read_earnings(context.settings(), dataset, hours)
     context.answer(earnings.to_dict(), _kpi_text(earnings))

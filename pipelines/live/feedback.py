@@ -56,7 +56,7 @@ def send_impressions(
     Args:
         settings: where home and log are.
         kafka: where the broker is.
-        stop: when set, the segment at hand is left for the next time.
+        stop: when set, the segments not yet sent are left for the next time.
         once: send the log as it is now and return.
 
     Raises:
@@ -81,7 +81,9 @@ def _send_segments(
     while not stop.is_set():
         segments = sorted(settings.prediction_log_dir.glob("*.parquet"))
         for segment in segments:
-            if segment.name in sent | broken:
+            if stop.is_set():
+                return counts
+            if segment.name in sent or segment.name in broken:
                 continue
             try:
                 answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipelines.live.supervisor import State
+from pipelines.live.supervisor import State, tail
 from pipelines.tables import table
 
 LINE_S = 10.0  # between two lines of figures where there is no terminal
@@ -70,9 +70,12 @@ class Counted:
 class Screen:
     """Shows the parts and says what happens, from entry to exit."""
 
-    def __init__(self, home: Path, as_json: bool = False, console: Console | None = None) -> None:
-        """Take the home of the parts, and where to write; by default stdout."""
+    def __init__(
+        self, home: Path, as_json: bool = False, console: Console | None = None, metrics: str = ""
+    ) -> None:
+        """Take the home of the parts, where to write (by default stdout), and the port of metrics alone."""
         self._home, self._as_json, self._console = home, as_json, console or Console()
+        self._metrics = f"http://{metrics}" if metrics else ""
         self._states: Sequence[State] = ()
         self._before: Counted | None = None
         self._stop = threading.Event()
@@ -115,7 +118,8 @@ class Screen:
     def figures(self) -> dict[str, Any]:
         """Return what endpoint, stream and replay say of themselves, since the last look."""
         found: dict[str, Any] = {}
-        url = next((state.address for state in self._states if state.name == "endpoint"), "")
+        address = next((state.address for state in self._states if state.name == "endpoint"), "")
+        url = address and (self._metrics or address)
         try:
             now = Counted.read(url) if url else None
         except (OSError, http.client.HTTPException):
@@ -126,12 +130,10 @@ class Screen:
         if (file := self._home / "stream.json").is_file() and "stream" in self._running():
             state = json.loads(file.read_bytes())
             found |= {"events": state["events"], "lag": state["lag"]}
-        if (file := self._home / "up" / "replay.log").is_file() and "replay" in self._running():
-            said = file.read_text(errors="replace").splitlines()
-            found["replay"] = said[-1] if said else "starting"
-        if (file := self._home / "up" / "release.log").is_file() and "release" in self._parts():
-            said = file.read_text(errors="replace").splitlines()
-            found["release"] = said[-1] if said else "starting"
+        for name, parts in (("replay", self._running()), ("release", self._parts())):
+            if (file := self._home / "up" / f"{name}.log").is_file() and name in parts:
+                said = tail(file).splitlines()
+                found[name] = said[-1] if said else "starting"
         return found
 
     def _parts(self) -> set[str]:

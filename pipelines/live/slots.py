@@ -20,7 +20,7 @@ from components.rollout import NAMESPACE
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
 from pipelines.live.cluster_api import Document, Objects
 from pipelines.live.ports import answers, free_port
-from pipelines.live.supervisor import until_parent_ends
+from pipelines.live.supervisor import tail, until_parent_ends
 from serving.settings import Settings
 
 LOOK_S = 0.2
@@ -205,7 +205,7 @@ class Slots:
 
     def _last_words(self, slot: str) -> str:
         logs = sorted(self._logs.glob(f"{backend(slot)}-*.log"), key=lambda file: file.stat().st_mtime)
-        lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else []
+        lines = tail(logs[-1]).strip().splitlines() if logs else []
         return lines[-1][:300] if lines else "it ended without a word"
 
 

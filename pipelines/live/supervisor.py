@@ -25,6 +25,7 @@ TICK_S = 0.2
 CHECK_S = 2.0  # between two checks of a part's health
 LONGEST_PAUSE_S = 30.0
 WELL_S = 60.0  # a part that lived this long begins again with the shortest pause
+TAIL_BYTES = 64_000
 # Says to the kernel "kill me when my parent ends" (PR_SET_PDEATHSIG), looks whether it has ended already, and
 # becomes the part. A process of its own does so because we have threads: between fork and exec ours must not.
 _LAUNCH = (
@@ -227,13 +228,20 @@ class Supervisor:
 
     def _last_words(self, part: Part, lines: int = 5) -> str:
         file = self._logs / f"{part.name}.log"
-        said = spoken(file.read_bytes()[-64_000:].decode(errors="replace"))[-lines:]
+        said = spoken(tail(file))[-lines:]
         return "".join(f"\n  {part.name}: {line[:300]}" for line in said) + f"\n  all it said: {file}"
 
 
 def until_parent_ends(command: Sequence[str]) -> list[str]:
     """Return a command whose process is killed when the thread that starts it ends."""
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log, which may have grown to gigabytes."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return stream.read(TAIL_BYTES).decode(errors="replace")
 
 
 def spoken(log: str) -> list[str]:

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -217,12 +218,20 @@ def store_check(url: str) -> str:
 def fill_store(
     url: str, home: Path, champion: Champion, features: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Publish the champion's features, unless this store got them before."""
+    """Publish the champion's features, or the newer ones that the home's archive holds after a rollback.
+
+    A store that got these or newer ones stays as it is: rows hold the ids of items, which every bundle reads.
+    """
     note = home / "store" / "filled.json"
     with redis.Redis.from_url(url, socket_timeout=30) as client:
         empty = client.dbsize() == 0
-    if not empty and note.is_file() and json.loads(note.read_bytes())["bundle_id"] == champion.bundle_id:
+    filled = _read(note)
+    known = filled.get("bundle_id") == champion.bundle_id or filled.get("cut", "") >= champion.cut
+    if not empty and known:
         return
+    cut, held = champion.cut, _read(home / "online_store.json")
+    if held and (features is None or held["cut"] > cut):
+        features, cut = home / "offline_store", held["cut"]
     if features is None:
         say(
             "the online store lacks the champion's features: the run that made it left none here, so that "
@@ -232,18 +241,22 @@ def fill_store(
     say(f"filling the online store from {features}")
     # Feast is large: it shall not stay in the memory of a process that only watches others.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        filling, began = pool.submit(_publish, features, champion, home, url), time.monotonic()
+        filling, began = pool.submit(_publish, features, cut, champion, home, url), time.monotonic()
         while wait([filling], SAY_S).not_done:
             say(f"still filling the online store, for {time.monotonic() - began:.0f} s")
         counts = filling.result()
     say(f"the online store holds {counts['users']:,} users and {counts['items']:,} items")
-    write_json(note, {"bundle_id": champion.bundle_id, **counts})
+    write_json(note, {"bundle_id": champion.bundle_id, "cut": cut, **counts})
 
 
-def _publish(features: Path, champion: Champion, home: Path, url: str) -> dict[str, int]:
+def _read(note: Path) -> dict[str, Any]:
+    return dict(json.loads(note.read_bytes())) if note.is_file() else {}
+
+
+def _publish(features: Path, cut: str, champion: Champion, home: Path, url: str) -> dict[str, int]:
     from components.release.publish_features import publish_features
 
-    return publish_features(features, champion.cut, {"bundle_id": champion.bundle_id}, str(home), url)
+    return publish_features(features, cut, {"bundle_id": champion.bundle_id}, str(home), url)
 
 
 def store_program() -> str | None:

@@ -27,7 +27,7 @@ LOGINS = {
     "online_store": ("", "RECO_STORE_PASSWORD"),  # the URL keeps its user
     "tracking_uri": ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
 }
-_LOGIN = re.compile(r"(?:https?|rediss?)(?:\+\w+)?://(([^/@:]*):([^/@]*)@)")
+_LOGIN = re.compile(r"(?:https?|rediss?)(?:\+\w+)?://(([^/:?#]*):([^/?#]*)@)")
 
 
 class ArgumentsInvalid(RecoError):

@@ -103,6 +103,7 @@ def start_training(
 
     Raises:
         ArgumentsInvalid: an argument that the pipeline does not take.
+        ValueError: RECO_STORE_URL names a file that no run fills.
         StepFailed: a step raised or died.
         Conflict: another run works under this home.
     """
@@ -111,6 +112,7 @@ def start_training(
     check_hyper_parameters(given)
     check_train_until(given.get("train_until", ""))
     # These load KFP: the errors above come at once.
+    from components.data.feast_store import check_file
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import start_run
     from pipelines.training import arguments_of, training_of
@@ -120,8 +122,9 @@ def start_training(
     given |= {"home": str(home), "tracking_uri": tracking_uri or default_tracking_uri(home)}
     running = read_running(home)
     served = Settings.from_env().store_url or (running.store_url if running else "")
-    if is_redis_url(served):
-        given.setdefault("online_store", served)
+    if "online_store" not in given:
+        check_file(home, served)
+        given["online_store"] = served if is_redis_url(served) else ""
     spec = read_spec(training_of(size))
     arguments = complete_arguments(spec, given)
     check_online_store(arguments["online_store"])
@@ -146,6 +149,8 @@ def promoted(run: Run) -> str:
         return f"run {run.run_id}: {run.status}; go on with: {command(home, f'run --resume {run.run_id}')}"
     result = step.parameters["Output"]
     verb = "is champion" if result["changed"] else "was champion already"
+    if (champion := read_champion(home)).bundle_id != result["bundle_id"]:
+        verb = f"was promoted; champion is version {champion.version}"
     took = f"{duration(run.seconds)}, at most {run.peak_memory_mib:,} MiB of memory"
     return (
         f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"

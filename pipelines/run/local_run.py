@@ -101,6 +101,8 @@ def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str], job
         known = {step.name: step for step in run.steps}
         run.steps = [known.get(name, StepState(name)) for name in names]
         good = run.outputs()
+        if only:
+            step_alone(spec, only, run.arguments, good)  # else the record would change before this is refused
         todo = [only] if only else [name for name in names if name not in good]
         # What came of an older output is no longer true.
         stale = set().union(*(downstream(spec, name) for name in todo))

@@ -88,7 +88,7 @@ class Run:
     def shown_arguments(self) -> dict[str, Any]:
         """Return the arguments without the passwords that their URLs may hold."""
         return {
-            name: re.sub(r"(://)[^/@]*(@)|(password=)[^&]*", r"\1\3…\2", value)
+            name: re.sub(r"(://)[^/]*(@)|(password=)[^&]*", r"\1\3…\2", value)
             if isinstance(value, str)
             else value
             for name, value in self.arguments.items()

@@ -176,6 +176,7 @@ def test_segments_that_ended_before_are_not_opened(tmp_path: Path) -> None:
 
     write(f"{NOON - timedelta(days=1):%Y%m%dT%H%M%S}-a.parquet")
     write("of-another-name.parquet")
+    assert len(read_log(tmp_path, since=datetime(1, 1, 1, tzinfo=UTC))) == 2, "two days before are no date"
     (tmp_path / f"{NOON - timedelta(days=3):%Y%m%dT%H%M%S}-b.parquet").write_bytes(b"not read")
     assert len(read_log(tmp_path, since=NOON - timedelta(seconds=1))) == 2
 

@@ -43,10 +43,14 @@ def test_a_missing_store_is_created_and_an_existing_one_kept(tmp_path: Path) -> 
     with quiet_feast():
         first = open_feature_store(tmp_path / "home")
         views = {view.name for view in first.list_feature_views()}
-        again = open_feature_store(tmp_path / "home", "sqlite:///elsewhere.db")
+        again = open_feature_store(tmp_path / "home", f"sqlite:///{tmp_path}/home/online_store.db")
         assert (
             {view.name for view in again.list_feature_views()} == views == {"user_history", "item_statistics"}
         )
+        with pytest.raises(
+            ValueError, match=r"is sqlite:///elsewhere.db, and runs and the stream fill no other"
+        ):
+            open_feature_store(tmp_path / "home", "sqlite:///elsewhere.db")
     assert (tmp_path / "home" / "online_store.db").is_file()
 
 

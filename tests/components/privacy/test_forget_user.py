@@ -38,6 +38,7 @@ from feature_repo.stream.online_rows import OnlineRows
 from pipelines.bench.load.waiting import wait_for
 from serving.prediction_log import PredictionLog, Record, read_log
 from serving.release.champion import Champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -88,7 +89,8 @@ def home(toy_line: Path, tmp_path: Path) -> Path:
     for step, name in (("ingest-events", "dataset"), ("materialize-features", "features")):
         shutil.copytree(toy_line / name, home / RUN / step / name)
     shutil.copytree(toy_line / "evaluated", home / "bundles" / "b1")
-    write_champion(home, Champion("b1", "1", "recommender", "bundles/b1", "2024-06-10", "2024-07-20"))
+    bundle_id = read_manifest(home / "bundles" / "b1")["bundle_id"]
+    write_champion(home, Champion(bundle_id, "1", "recommender", "bundles/b1", "2024-06-10", "2024-07-20"))
     archive = home / "offline_store" / EVENTS
     for first in (0, 3):
         events = [streamed(user, first + n) for n, user in enumerate((LONGER, "user-001", USER))]
@@ -211,6 +213,38 @@ def test_a_till_whose_clock_is_ahead(home: Path) -> None:
     forget_user(settings_of(home), USER)
     assert len(read_archive(archive, [USER])) == 0
     assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
+
+
+def test_a_coupon_whose_clock_is_ahead_goes_too(home: Path) -> None:
+    ahead = float(round(time.time()) + 3_600)
+    store = open_fact_store(settings_of(home).fact_store_url)
+    store.write([Fact("2", "coupon", "item-002", "TEA", ahead, None, USER)])
+    # Beside a Redis that is away, the file under home counts, too.
+    report = forget_user(settings_of(home, store_url="redis://127.0.0.1:1/0"), USER)
+    assert places(report)["fact store's file"] == (2, DONE)
+    assert store.of_user(USER) == []
+    store.close()
+    assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
+
+
+def test_the_copies_of_the_champion_are_the_champion(home: Path) -> None:
+    """Its run's artifacts stay while it is champion, and its registered copy is not to be deleted."""
+    for copy in (home / RUN / "evaluate-bundle" / "evaluated", home / "mlartifacts" / "1"):
+        shutil.copytree(home / "bundles" / "b1", copy)
+    [place] = [place for place in forget_user(settings_of(home), USER).places if place.place == "bundles"]
+    assert "in 3 sealed bundles" in place.note
+    assert place.note.endswith("; the champion is one: it remains until the next promotion")
+
+
+def test_a_folder_that_is_no_home_is_refused_and_stays_as_it_was(home: Path, tmp_path: Path) -> None:
+    for folder, holds in ((tmp_path, "home"), (tmp_path / "empty", "nothing")):
+        folder.mkdir(exist_ok=True)
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(ValueError, match=rf"is no home of reco \(found .*{holds}\): point --home at one"):
+            forget_user(settings_of(folder), USER)
+        assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "stream.json").write_text("{}")  # a stream just began, with its rows in Redis
+    assert forget_user(settings_of(tmp_path), USER).exit_code == 0
 
 
 def test_an_unreachable_store_is_reported_and_the_rest_is_done(home: Path) -> None:

@@ -189,8 +189,11 @@ def test_an_invalid_speed_is_refused(paper: Paper, speed: float) -> None:
 
 
 @pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An endpoint that records its requests; every second answer is degraded, the fifth is broken."""
+def endpoint(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An endpoint that records its requests; every second answer is degraded, the fifth is broken.
+
+    Its parameter, if it has one, is the token that it wants.
+    """
     asked: list[dict[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -199,9 +202,10 @@ def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             assert self.path == "/v1/models/checkout:predict"
-            asked.extend(body["instances"])
+            known = self.headers["authorization"] == getattr(request, "param", None)
+            asked.extend(body["instances"] if known else [])
             answer = json.dumps({"predictions": [{"degraded": len(asked) % 2 == 0}]}).encode()
-            self.send_response(500 if len(asked) == 5 else 200)
+            self.send_response(401 if not known else 500 if len(asked) == 5 else 200)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
@@ -322,7 +326,21 @@ def test_the_command_ends_with_3_when_the_endpoint_answers_nothing(
 ) -> None:
     done = replayed(tmp_path, monkeypatch, Paper, "--endpoint", "http://127.0.0.1:1")
     assert done.exit_code == 3
-    assert "http://127.0.0.1:1 answered no question" in done.stderr
+    assert "http://127.0.0.1:1 answered no question ([Errno 111] Connection refused): start it" in done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["Bearer the-token-of-the-till"], indirect=True)
+def test_the_shopper_has_the_first_token_of_the_callers(
+    endpoint: tuple[str, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, asked = endpoint
+    refused = replayed(tmp_path, monkeypatch, Paper, "--endpoint", url)
+    assert (refused.exit_code, asked) == (3, [])
+    assert f"{url} answered no question (status 401: b'{{" in refused.stderr
+    assert "): give one of its tokens in RECO_CALLER_TOKENS" in refused.stderr
+    monkeypatch.setenv("RECO_CALLER_TOKENS", "the-token-of-the-till, the-token-of-the-app")
+    assert replayed(tmp_path, monkeypatch, Paper, "--endpoint", url).exit_code == 0
+    assert len(asked) == 20
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_forgetting_with_an_unavailable_store_asks_to_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")
+    (tmp_path / "offline_store").mkdir()
     told = reco(tmp_path, "forget", "somebody")
     assert told.exit_code == 3
     assert "repeat when it is back" in told.output

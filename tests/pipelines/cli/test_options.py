@@ -7,7 +7,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pipelines.cli.options import Context, common_options, question_options, read_token, results_folder
+from pipelines.cli.options import (
+    Context,
+    TokenInvalid,
+    common_options,
+    question_options,
+    read_token,
+    results_folder,
+)
+from pipelines.cli.shell import main
 
 
 def call(*arguments: str) -> dict[str, Any]:
@@ -32,7 +40,7 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None
     file.write_text("abc\n")
     assert (read_token(file), read_token(None)) == ("abc", "")
     file.write_text(content)
-    with pytest.raises(click.UsageError, match=r"token holds no token"):
+    with pytest.raises(TokenInvalid, match=r"token holds no token"):
         read_token(file)
 
 
@@ -59,4 +67,6 @@ def test_the_home_comes_from_the_option_or_the_environment(
     assert call()["home"] == tmp_path
     given = call("--out", "there", "--home", str(tmp_path / "mine"), "--output", "json")
     assert (given["home"], given["out"], given["output"]) == (tmp_path / "mine", Path("there"), "json")
+    empty = CliRunner().invoke(main, ["runs", "--home", ""]), CliRunner().invoke(main, ["--home", "", "runs"])
+    assert [(done.exit_code, "'--home': it is empty" in done.stderr) for done in empty] == [(2, True)] * 2
     assert call("--home", str(tmp_path / "mine"))["out"] == tmp_path / "mine" / "bench"

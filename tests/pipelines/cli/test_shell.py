@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -62,12 +64,16 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         (["run", "--data", "toy", "--param", "ranker_params.epochs"], "ranker_params.epochs"),
         (["run", "--data", "toy", "--param", "ranker_parms.epochs=1"], "did you mean 'ranker_params'"),
         (["run", "--data", "toy", "--param", "epochs=3"], "has no parameter 'epochs'"),
+        (["run", "--resume", ""], "--resume is empty: name a run or `last`"),
         (["run", "--resume", "last", "--data", "complete-journey"], "--data means nothing with --resume"),
         (["run", "--resume", "last", "--train-until", "2024-01-01"], "--train-until means nothing"),
         (["run", "--resume", "last", "--fast"], "--fast means nothing"),
         (["run", "--resume", "last", "--param", "ranker_params.epochs=1"], "--param means nothing"),
         (["run", "--resume", "last", "--tracking-uri", ""], "--tracking-uri means nothing"),
         (["run", "--resume", "last", "--model-name", "other"], "--model-name means nothing"),
+        (["why", "1", "--request-id", "r", "--user", "5"], "--user means nothing with --request-id"),
+        (["why", "1", "--request-id", "r", "-k", "5"], "-k means nothing with --request-id"),
+        (["recommend", "--requests", "-", "--basket", "5"], "--basket means nothing with --requests"),
         (["submit", "--host", "http://127.0.0.1:1"], "needs --tracking-uri http"),
         (
             ["submit", "--host", "http://127.0.0.1:1", "--tracking-uri", "http://127.0.0.1:1"],
@@ -115,6 +121,17 @@ def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
     assert says in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "home").exists(), "a command that did nothing left something behind"
+
+
+@pytest.mark.slow
+def test_a_pipe_whose_reader_has_ended_is_no_error(tmp_path: Path) -> None:
+    """As in `reco params | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-P", "-m", "pipelines.cli", "--home", str(tmp_path), "params"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize(("file", "named"), [("/data/x", "/data/x"), (None, "home")])

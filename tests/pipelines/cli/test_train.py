@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,15 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
         ("", [], ""),
         ("redis://:word@cache:6379/1", [], "redis://:word@cache:6379/1"),
         ("rediss://cache", [], "rediss://cache"),
-        ("sqlite:///elsewhere.db", [], ""),
+        ("sqlite:///elsewhere.db", [], None),
+        ("sqlite:///elsewhere.db", ["online_store="], ""),
         ("memory:", [], ""),
         ("redis://cache", ["online_store=redis://other"], "redis://other"),
         ("redis://cache", ["online_store="], ""),
     ],
 )
 def test_a_run_fills_the_redis_of_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str | None
 ) -> None:
     launched: list[dict[str, Any]] = []
 
@@ -45,6 +47,9 @@ def test_a_run_fills_the_redis_of_the_endpoint(
     monkeypatch.setattr("pipelines.run.local_run.start_run", start)
     monkeypatch.setenv("RECO_STORE_URL", served)
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
+    if filled is None:
+        assert (done.exit_code, "fill no other file than" in done.stderr, launched) == (2, True, [])
+        return
     assert done.exit_code == 0, done.output
     assert [arguments["online_store"] for arguments in launched] == [filled]
 
@@ -131,6 +136,28 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
         refused = reco(tmp_path, *common, "--release", *more)
         assert refused.exit_code == 2
         assert "gate has limits of its own" in refused.output
+
+
+def test_a_token_that_is_being_replaced_is_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "token", list[str]()
+    file.write_text("first")
+
+    def wait(host: str, run_id: str, token: Callable[[], str]) -> str:
+        for content in ("second", "", "half a token"):
+            file.write_text(content)
+            seen.append(token())
+        file.unlink()
+        seen.append(token())
+        return "SUCCEEDED"
+
+    given = Submitted("r1", "url", "p1", "v1", "PENDING")
+    monkeypatch.setattr("pipelines.run.submit.submit_pipeline", lambda *_: given)
+    monkeypatch.setattr("pipelines.run.submit.wait_for_run", wait)
+    common = ["submit", "--host", "http://kfp", "--tracking-uri", "http://mlflow", "--volume", "reco"]
+    assert reco(tmp_path, *common, "--wait", "--token-file", str(file)).exit_code == 0
+    assert seen == ["second", "first", "first", "first"]
 
 
 def test_a_schedule_watches_the_champion_of_the_volume(

@@ -114,6 +114,12 @@ def test_a_pause_that_no_clock_can_wait_is_refused(tmp_path: Path, every: str) -
     assert (done.exit_code, "expected seconds from 0.1 to 1,000,000" in done.output) == (2, True)
 
 
+@pytest.mark.parametrize("hours", ["-5", "0", "nan", "inf", "1e300", "169"])
+def test_windows_of_kpis_that_overlap_or_are_none_are_refused(tmp_path: Path, hours: str) -> None:
+    done = reco(tmp_path, "kpi", "--hours", hours)
+    assert (done.exit_code, "at most the 168 of a week" in done.output) == (2, True)
+
+
 def test_a_port_of_metrics_in_use_is_reported_with_its_option(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

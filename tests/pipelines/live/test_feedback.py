@@ -3,7 +3,7 @@
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.messages import parse_event
+from pipelines.live import feedback
 from pipelines.live.feedback import FeedbackCounts, impressions_of, send_impressions
 from serving.prediction_log import Record, records_to_table
 from serving.schemas import Recommendation, Request, Response
@@ -87,6 +88,39 @@ def test_impression_ids_are_distinct_and_stable() -> None:
 def test_answers_without_a_known_shopper_are_no_impressions() -> None:
     assert len(impressions_of(records_to_table([answer("r1", None, "tea")], ["f"]))) == 0
     assert len(impressions_of(records_to_table([], ["f"]))) == 0
+
+
+class NoUnion(set[str]):
+    """A long log has ten thousands of names: to join sets for each segment takes seconds."""
+
+    def __or__(self, other: object) -> NoReturn:
+        raise AssertionError("the sets were joined")
+
+
+class StoppingDelivery:
+    """A broker that takes everything, while the command is asked to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+
+    def send(self, *message: object) -> None:
+        self.stop.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+def test_a_stop_leaves_the_next_segments_and_known_ones_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, stop = Settings(home=tmp_path), threading.Event()
+    monkeypatch.setattr(feedback, "_read_sent", lambda file: NoUnion({"1.parquet"}))
+    for number in (1, 2, 3):
+        write(settings, f"{number}.parquet", answer(f"r{number}", "ann", "tea"))
+    delivery: Any = StoppingDelivery(stop)
+    counts = feedback._send_segments(settings, "events", delivery, stop, once=True)
+    assert counts == FeedbackCounts(segments=1, answers=1, impressions=1)
+    assert json.loads((tmp_path / "feedback.json").read_bytes()) == {"sent": ["1.parquet", "2.parquet"]}
 
 
 @pytest.mark.slow

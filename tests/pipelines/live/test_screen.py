@@ -28,7 +28,9 @@ def looks() -> list[str]:
 def states(tmp_path: Path, looks: list[str]) -> Iterator[list[State]]:
     """The states of a system that runs: an endpoint with metrics, a stream and a replay."""
     (tmp_path / "up").mkdir()
-    (tmp_path / "up" / "replay.log").write_text("5 of 9 messages\n7 of 9 messages, asked 3\n")
+    with (tmp_path / "up" / "replay.log").open("ab") as log:
+        log.truncate(1 << 40)  # of many weeks: its end is read alone
+        log.write(b"\n5 of 9 messages\n7 of 9 messages, asked 3\n")
     (tmp_path / "stream.json").write_text('{"events": 1234, "lag": 5}')
 
     def metrics(path: str) -> tuple[int, bytes]:
@@ -66,6 +68,18 @@ def test_figures_are_those_since_the_last_look(tmp_path: Path, states: list[Stat
     ]
     screen.show([State("endpoint", "http://127.0.0.1:1", None, "died"), State("stream", "topic")])
     assert screen.figures() == {}, "no part runs"
+
+
+def test_figures_come_from_the_port_of_metrics_alone(
+    tmp_path: Path, states: list[State], looks: list[str]
+) -> None:
+    """The port of shoppers shows none beside it."""
+    endpoint, *others = states
+    screen = Screen(tmp_path, as_json=True, metrics=endpoint.address.removeprefix("http://"))
+    screen.show([State("endpoint", "http://127.0.0.1:1", 1, "ok"), *others])
+    screen.figures()
+    assert screen.figures()["answers_per_s"] > 0
+    assert looks == ["/metrics"] * 2
 
 
 def test_figures_are_left_out_where_another_process_counts() -> None:

@@ -202,6 +202,39 @@ def test_filling_the_store_says_that_it_works(
     assert json.loads((tmp_path / "store" / "filled.json").read_text())["bundle_id"] == "b1"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_after_a_rollback_the_store_keeps_the_newer_purchases(
+    tmp_path: Path, valkey: tuple[str, Any]
+) -> None:
+    """Another bundle answers, but the shop has sold the same: rows and archive stay."""
+    import redis
+
+    from feature_repo.stream.archive import read_archive
+    from tests.components.release.test_publish_features import CUT, END, events, held, iso, train
+
+    url, home = valkey[0], tmp_path / "home"
+    train(events(), CUT, tmp_path / "old")
+    train(events(), END, tmp_path / "new")
+    old, new = (replace(CHAMPION, bundle_id=name, cut=iso(cut)) for name, cut in (("a", CUT), ("b", END)))
+    (tmp_path / "old" / "features" / "events" / "base.parquet").write_bytes(b"nobody reads it")
+    fill_store(url, home, new, tmp_path / "new" / "features", print)
+    archive, rows = read_archive(home / "offline_store" / "events"), held(url)
+    assert len(rows) == 13
+    snapshots = home / "offline_store" / "user_history" / "snapshots.parquet"
+    size = snapshots.stat().st_size
+    for lost in (False, True, True):  # an empty store is filled from the home's own archive
+        if lost:
+            with redis.Redis.from_url(url) as client:
+                client.flushdb()
+        fill_store(url, home, old, tmp_path / "old" / "features", print)
+        assert held(url) == rows
+        assert read_archive(home / "offline_store" / "events").equals(archive)
+        assert snapshots.stat().st_size == size
+        assert json.loads((home / "online_store.json").read_text())["cut"] == iso(END)
+    fill_store(url, home, new, tmp_path / "nowhere", print)
+
+
 STREAM = """
 import pathlib, sys, time
 while True:

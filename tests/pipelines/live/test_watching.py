@@ -20,6 +20,7 @@ from feature_repo.toy_shop import toy_dataset
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
+from pipelines.cli.options import read_token
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
 from pipelines.run.submit import ApiUnreachable, NotRepeated
@@ -33,6 +34,10 @@ from tests.pipelines.inspect.test_earnings import write_visits
 def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> None:
     gauges = WatchGauges()
     lines = look(Settings(home=tmp_path), gauges, None)
+    (tmp_path / "token").write_text("half of\na token")
+    [head, *rest] = look(Settings(home=tmp_path), gauges, None, lambda: bool(read_token(tmp_path / "token")))
+    assert head.startswith(f"retraining: its result is not known: {tmp_path}/token holds no token")
+    assert rest == lines
     names = ["answers", "purchases", "jumps of answers", "jumps of purchases", "kpi"]
     assert [line.split(": ")[0] for line in lines] == names
     assert lines[3] == "jumps of purchases: too few baskets or lists to know"

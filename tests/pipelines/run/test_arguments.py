@@ -47,6 +47,10 @@ def test_passwords_travel_in_the_environment() -> None:
         {"online_store": "redis+cluster://a:1,b:2"},
         {"RECO_STORE_PASSWORD": "word"},
     )
+    assert without_passwords({"online_store": "redis://s@hop:p@s:s@a:1/0"}) == (
+        {"online_store": "redis://s@hop@a:1/0"},
+        {"RECO_STORE_PASSWORD": "p@s:s"},
+    )
     plain = {"online_store": "redis://a:1/0", "tracking_uri": "sqlite:////home/x@y:z/mlflow.db"}
     assert without_passwords(plain) == (plain, {})
 

@@ -21,11 +21,12 @@ from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     dataset_of,
     newest_data,
+    promoted,
     retrain,
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
-from pipelines.run.runs import Run, champions_run, new_run
+from pipelines.run.runs import Run, champions_run, list_runs, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.stages.retrieval import Quotas
@@ -147,6 +148,13 @@ def test_a_run_that_fails_after_the_promotion_says_that_the_champion_changed(
     outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert (outcome["started"], outcome["promoted"], outcome["failed"]) == (True, True, "publish-features")
     assert outcome["said"].startswith("version 3 is champion, but a later step failed: FeaturesUnavailable")
+
+
+def test_a_run_whose_version_was_replaced_names_the_champion(drifted: Path) -> None:
+    """Resumed, a finished run does nothing, and says what became of it."""
+    _, good, older = list_runs(drifted)
+    assert promoted(good).startswith("version 1 (bundle good) is champion  [")
+    assert promoted(older).startswith("version 1 (bundle older) was promoted; champion is version 2  [")
 
 
 def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

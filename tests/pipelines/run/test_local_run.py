@@ -112,13 +112,13 @@ def test_one_step_alone_makes_the_later_ones_stale(tmp_path: Path, spec: Spec) -
     assert "add-up" in said
     assert "report" not in said
     assert [step.status for step in run.steps] == ["done", "done", "waiting"]
-    (run.artifacts("add-up") / "total").rename(tmp_path / "gone")
-    with pytest.raises(WiringChanged, match="--resume without --only makes it again"):
-        resume(tmp_path, spec, only="report")
-    (tmp_path / "gone").rename(run.artifacts("add-up") / "total")
     run, said = resume(tmp_path, spec)
     assert run.status == "done"
     assert [line.split()[1] for line in said.splitlines()[1:]] == ["report"]
+    (run.artifacts("add-up") / "total").rename(tmp_path / "gone")
+    with pytest.raises(WiringChanged, match="--resume without --only makes it again"):
+        resume(tmp_path, spec, only="report")
+    assert find_run(tmp_path, "last").status == "done", "a step that cannot start changes no record"
     with pytest.raises(ArgumentsInvalid, match="has no step 'ad-up': did you mean 'add-up'"):
         resume(tmp_path, spec, only="ad_up")
 

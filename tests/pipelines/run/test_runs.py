@@ -159,7 +159,7 @@ def test_artifacts_of_the_champions_run_stay_after_runs_that_the_gate_refused(tm
 
 
 def test_a_password_is_never_shown_and_only_the_owner_reads_it(tmp_path: Path) -> None:
-    arguments = {"online_store": "redis://app:hunter2@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
+    arguments = {"online_store": "redis://app:hunt@er2@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
     run = new_run(tmp_path, "training", arguments, ["a"])
     shown = run.shown_arguments()
     assert shown == {"online_store": "redis://…@cache:6379/0", "tracking_uri": "sqlite:////a/b.db"}
