@@ -164,7 +164,8 @@ def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version
         columns: at, kind, basket, key, paid and discount of each line.
         version: the version of the last line.
     """
-    distinct, item = np.unique(np.asarray(items), return_inverse=True)
+    ids = np.asarray(items)
+    distinct, item = np.unique(ids.astype(str) if ids.dtype == object else ids, return_inverse=True)
     at, kind, basket, key, paid, discount = columns
     made = UserEvents(distinct, at, item.ravel(), kind, basket, key, paid, discount, version)
     return _trimmed(_in_order(_once(made)))
@@ -257,9 +258,9 @@ def is_cut_off(events: UserEvents) -> bool:
 
 
 def compact(events: UserEvents) -> UserEvents:
-    """Return the events without unused items."""
+    """Return the events without unused items; a batch may name more of them than a row can."""
     there, item = np.unique(events.item, return_inverse=True)
-    return replace(events, items=events.items[there], item=item.ravel().astype("<u2"))
+    return replace(events, items=events.items[there], item=item.ravel())
 
 
 def merge_lines(events: UserEvents) -> UserEvents:

@@ -149,7 +149,7 @@ class Query:
 
     @cached_property
     def history(self) -> UserHistory:
-        """The items of the catalogue that the user bought; `items` are sorted codes."""
+        """The items of the catalogue that the user bought; `items` are distinct codes in order of the ids."""
         history = self.user.history
         places = np.flatnonzero(history.items >= 0)
         if len(places) == len(history.items):

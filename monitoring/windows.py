@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feature_repo.events import Dataset, merge_lines
+from feature_repo.events import Dataset, lines_bought
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.prediction_log import feature_names, feature_rows
@@ -157,11 +157,7 @@ class Embeddings:
 
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     """Return the purchases of a window with each item's category and department."""
-    events = data.events
-    inside = window.holds(events["at"]) & (events["event_type"] == "purchase").to_numpy()
-    columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
-    items = data.items.reindex(columns=["item_id", "category", "department"])
-    return merge_lines(events.loc[inside, columns]).merge(items, on="item_id", how="left")
+    return lines_bought(data, window.holds(data.events["at"]))
 
 
 @dataclass(frozen=True)

@@ -387,9 +387,11 @@ class _Window:
 
 def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     codes = window.code[basket.items]
-    codes = codes[codes >= 0][:BASKET_WIDTH]
+    codes = codes[codes >= 0]
     if len(codes) < 2:
         return None
+    if len(codes) > BASKET_WIDTH:  # evenly, because they lie in the order of their ids
+        codes = codes[np.linspace(0, len(codes) - 1, BASKET_WIDTH).astype(int)]
     query = Query(window.statistics, basket.at, np.empty(0, np.int64), 0, window.user(basket))
     inputs = tower_inputs(query)
     row = np.zeros(BASKET_WIDTH, np.int32)

@@ -91,11 +91,11 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
     bought, viewed = ordered[is_bought], ordered[~is_bought]
     coded = {}
     for name in ("item", "user"):  # of all events: users and items without a purchase may get one later
-        ids, codes = np.unique(ordered[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
-        coded[name] = (ids, codes.astype(np.int64)[is_bought], codes.astype(np.int64)[~is_bought])
+        ids, codes = _coded(ordered[f"{name}_id"])
+        coded[name] = (ids, codes[is_bought], codes[~is_bought])
     for name in ("store", "basket"):
-        ids, codes = np.unique(bought[f"{name}_id"].to_numpy(dtype=str), return_inverse=True)
-        coded[name] = (ids, codes.astype(np.int64), codes[:0])
+        ids, codes = _coded(bought[f"{name}_id"])
+        coded[name] = (ids, codes, codes[:0])
     price = bought["price"].to_numpy(np.float64)
     quantity = np.where(np.isnan(price), 0.0, bought["quantity"].to_numpy(np.float64))
     purchases = Purchases(
@@ -122,6 +122,12 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
     )
     merged = _merge_lines(purchases)
     return replace(merged, counts=_counted(merged))
+
+
+def _coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct ids, sorted, and each line's place there: no line is as wide as the longest id."""
+    codes, ids = pd.factorize(column, sort=True)
+    return np.asarray(ids, str), codes.astype(np.int64)
 
 
 def _counted(purchases: Purchases) -> np.ndarray:

@@ -38,7 +38,7 @@ from components.evaluation.protocol import (
     read_tasks,
 )
 from feature_repo.aggregates import UserEvents, no_events, pack
-from feature_repo.events import Dataset, merge_lines, read_dataset
+from feature_repo.events import Dataset, lines_bought, read_dataset
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import Statistics, read_vocabulary
 from serving.answer.recommender import Prepared, Recommender
@@ -108,7 +108,7 @@ def headline(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ends(interval: list[float]) -> dict[str, float]:
+def _ends(interval: list[float | None]) -> dict[str, float | None]:
     return {"low": interval[0], "high": interval[1]}
 
 
@@ -380,11 +380,5 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
 
 def _reference_events(data: Dataset, cut: pd.Timestamp) -> pa.Table:
     """Return the purchases of the nine weeks before the cut: what later weeks are compared with."""
-    events = data.events
-    window = (
-        (events["at"] >= cut - REFERENCE_WINDOW) & (events["at"] < cut) & (events["event_type"] == "purchase")
-    )
-    columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
-    items = data.items.reindex(columns=["item_id", "category", "department"])
-    joined = merge_lines(events.loc[window, columns]).merge(items, on="item_id", how="left")
-    return pa.Table.from_pandas(joined, preserve_index=False)
+    inside = data.events["at"].between(cut - REFERENCE_WINDOW, cut, inclusive="left")
+    return pa.Table.from_pandas(lines_bought(data, inside.to_numpy()), preserve_index=False)

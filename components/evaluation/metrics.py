@@ -80,13 +80,19 @@ class Bootstrap:
         """Return the 95 % interval of the mean."""
         return _percentiles(self.means(values))
 
-    def ratio_interval(self, values: np.ndarray, others: np.ndarray) -> list[float]:
-        """Return the 95 % interval of the ratio of the two means."""
-        return _percentiles(self.means(values) / np.maximum(self.means(others), 1e-12))
+    def ratio_interval(self, values: np.ndarray, others: np.ndarray) -> list[float | None]:
+        """Return the 95 % interval of the ratio of the two means; None for an end that has no limit.
+
+        A draw in which both are 0 counts as 0.
+        """
+        ours, theirs = self.means(values), self.means(others)
+        draws = np.divide(ours, theirs, out=np.where(ours > 0, np.inf, 0.0), where=theirs > 0)
+        return [end if np.isfinite(end) else None for end in _percentiles(draws)]
 
 
 def _percentiles(draws: np.ndarray) -> list[float]:
-    return [round(float(x), 5) for x in np.percentile(draws, [2.5, 97.5])]
+    with np.errstate(invalid="ignore"):  # between two infinite draws
+        return [round(float(x), 5) for x in np.percentile(draws, [2.5, 97.5])]
 
 
 def summary(tally: Tally, boot: Bootstrap, items: int) -> dict[str, Any]:
@@ -111,18 +117,16 @@ def _recalls(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
 def ratios(served: Tally, other: Tally, boot: Bootstrap) -> dict[str, Any]:
     """Return the ratios of the means of two systems that answered the same baskets.
 
-    That of the items new to the shopper is None where the other system finds none of them.
+    A ratio is None where the other system finds nothing.
     """
-    ours, theirs = np.array(served.rows), np.array(other.rows)
+    columns = {name: METRICS.index(name) for name in ("ndcg_at_10", "recall_at_20")}
+    pairs = {name: [np.array(tally.rows)[:, i] for tally in (served, other)] for name, i in columns.items()}
+    pairs["new_recall_at_20"] = [_recalls(tally.new)[0] for tally in (served, other)]
     found: dict[str, Any] = {}
-    for name in ("ndcg_at_10", "recall_at_20"):
-        i = METRICS.index(name)
-        found[name] = round(float(ours[:, i].mean() / max(theirs[:, i].mean(), 1e-12)), 4)
-        found[f"{name}_interval"] = boot.ratio_interval(ours[:, i], theirs[:, i])
-    (new, _), (their_new, _) = _recalls(served.new), _recalls(other.new)
-    some = bool(their_new.any())
-    found["new_recall_at_20"] = round(float(new.sum() / their_new.sum()), 4) if some else None
-    found["new_recall_at_20_interval"] = boot.ratio_interval(new, their_new) if some else [None, None]
+    for name, (ours, theirs) in pairs.items():
+        some = bool(theirs.any())
+        found[name] = round(float(ours.mean() / theirs.mean()), 4) if some else None
+        found[f"{name}_interval"] = boot.ratio_interval(ours, theirs) if some else [None, None]
     return found
 
 

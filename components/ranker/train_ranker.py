@@ -148,8 +148,12 @@ def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[st
 
 
 def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
-    """Return the slope and intercept that turn logits, (rows,), into purchase probabilities (Platt 1999)."""
-    z, y = logits.astype(np.float64), label.astype(np.float64)
+    """Return the slope and intercept that turn logits, (rows,), into purchase probabilities (Platt 1999).
+
+    His targets lie a little inside 0 and 1: without it the slope has no end where logits separate the labels.
+    """
+    z, bought = logits.astype(np.float64), int(label.sum())
+    y = np.where(label > 0, (bought + 1) / (bought + 2), 1 / (len(label) - bought + 2))
     x = np.stack([z, np.ones(len(z))], axis=1)
     weights = np.array([1.0, np.log(y.mean()) - np.log(np.exp(z).mean())])
     for _ in range(50):

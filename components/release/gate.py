@@ -124,7 +124,7 @@ def _paired(champion: Any) -> str:
     It decides nothing: a bound that it must lie below would let a loss pass that few baskets hide.
     """
     interval = champion.get("interval") if isinstance(champion, Mapping) else None
-    if not interval:
+    if not interval or None in interval:  # a champion that found next to nothing
         return ""
     low, high = interval
     chance = "a difference of 0 is possible" if low <= 1 <= high else "the difference is not chance"

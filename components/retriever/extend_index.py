@@ -1,9 +1,10 @@
 """A bundle, its retriever, new items and removed ones -> a bundle that knows of them, without any training.
 
 The models, the main index and everything that was counted stay as they are; `refresh_counts` updates the
-counts of the last days. A new item gets a row in the item table, with its names and its price and with zeros
-where nothing was counted yet, and a vector from the item tower's content: its type, category and department.
-The item's own embedding is left out, and its bias is the mean of its type's: both take purchases to learn.
+counts of the last days. A new item gets a row in the item table: its names and price, the usual interval
+between two purchases, and zeros where nothing was counted yet. Its vector is the item tower's content: its
+type, category and department. The item's own embedding is left out, and its bias is the mean of its type's:
+both take purchases to learn.
 """
 
 from __future__ import annotations
@@ -198,7 +199,12 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
     count = len(new)
     if not count:
         return before
-    rows = {"item_ids": new["item_id"].to_numpy(str), "neighbours": np.array([NO_ITEM])}
+    usual = np.array([np.median(before.interval_days[: before.known_items])])  # no training has seen a 0
+    rows = {
+        "item_ids": new["item_id"].to_numpy(str),
+        "neighbours": np.array([NO_ITEM]),
+        "interval_days": usual,
+    }
     levels = []
     for level in LEVELS:
         code = {name: number for number, name in enumerate(vocabulary[level])}

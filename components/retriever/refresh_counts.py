@@ -1,8 +1,8 @@
 """A bundle and the purchases since -> the bundle with last night's counts and the items that have joined.
 
 This is the nightly job between two trainings. The models stay as they are. The day-fresh features of each
-item are counted again, to the end of the last whole day. An item that has been bought MIN_BASKETS times since
-the training joins the catalogue, see `extend_index`.
+item are counted again, to the end of the last whole day. An item that was bought MIN_BASKETS times by now
+joins the catalogue, see `extend_index`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import pandas as pd
 from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
 from components.retriever.extend_index import extend_index
 from feature_repo.events import Dataset, read_dataset
-from feature_repo.item_days import DAY_S
+from feature_repo.item_days import SPAN
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import Statistics
 from feature_repo.stream.erasure import Forgotten
 from serving.release.bundle import load_bundle
+
+DAY = pd.Timedelta(days=1)
+CLOSED = 7 * DAY  # the counts may begin in days on which nothing was sold
 
 
 def refresh_counts(
@@ -27,7 +30,7 @@ def refresh_counts(
     retriever: Path,
     dataset: Path,
     refreshed: Path,
-    until: pd.Timestamp | None = None,
+    until: pd.Timestamp,
     forgotten: Forgotten | None = None,
 ) -> dict[str, str | int]:
     """Write a bundle with fresh counts.
@@ -35,36 +38,47 @@ def refresh_counts(
     Args:
         bundle: the bundle to start from; it may be a refreshed one.
         retriever: the checkpoint that it was made from.
-        dataset: the purchases, at least those of the last 91 days.
+        dataset: the purchases, at least those of the last SPAN days; of a younger shop all.
         refreshed: the directory to write.
-        until: the moment of the count; None for the data set's last purchase. The counts end with the last
-            day before it, at the hour of the cut.
+        until: the moment of the count. Days begin at the hour of the cut. The counts end with the last day
+            that is over then, and at the latest with the day of the last purchase.
         forgotten: see `extend_index`.
 
     Returns:
         The id of the bundle, the end of the counts, and how many items have joined.
 
     Raises:
-        ValueError: no whole day of purchases lies between the bundle's cut and that moment.
+        ValueError: no whole day lies between the bundle's cut and that moment or the last purchase, or the
+            purchases begin too late.
     """
     loaded, data = load_bundle(bundle), read_dataset(dataset)
     cut = pd.Timestamp(loaded.manifest["cut"])
     purchases = purchases_of(data.events)
     if len(purchases.at) == 0:
         raise ValueError(f"{dataset} holds no purchase: bring those since the bundle's cut {cut}")
-    last = float(purchases.at[-1])
-    moment = last if until is None else min(until.timestamp(), last)
-    days = int((moment - cut.timestamp()) // DAY_S)
+    first, last = (pd.Timestamp(at, unit="s", tz="UTC") for at in purchases.at[[0, -1]])
+    days = min((until - cut) // DAY, (last - cut) // DAY + 1)  # a shop that closes at night has whole days
     if days < 1:
-        ends = pd.Timestamp(moment, unit="s", tz="UTC").isoformat(timespec="minutes")
+        ends = min(until, last).floor("min")
         raise ValueError(f"the purchases end at {ends}, expected a day or more after the bundle's cut {cut}")
-    end = cut + pd.Timedelta(days=days)
+    end = cut + days * DAY
+    since = counted_since(loaded.statistics, cut, end)
+    if first > since + CLOSED:
+        raise ValueError(
+            f"the purchases begin at {first.floor('min')}, expected those since {since.floor('min')}: "
+            "pass a data set that reaches back so far"
+        )
     known = purchases.before(end)
     new = joining_items(known, data, loaded.statistics)
     bundle_id = extend_index(
         bundle, retriever, refreshed, new, [], counted=known, until=end, forgotten=forgotten
     )
     return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
+
+
+def counted_since(statistics: Statistics, cut: pd.Timestamp, end: pd.Timestamp) -> pd.Timestamp:
+    """Return where counts that end at `end` begin: SPAN days before, or with a younger shop's first sale."""
+    return max(end - SPAN * DAY, cut - pd.Timedelta(days=float(statistics.age_days.max())))
 
 
 def joining_items(purchases: Purchases, data: Dataset, statistics: Statistics) -> pd.DataFrame:

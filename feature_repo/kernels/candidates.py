@@ -169,7 +169,7 @@ def best_rows(
     scores: np.ndarray,
     codes: np.ndarray,
     sources: np.ndarray,
-    bought: np.ndarray,
+    own: np.ndarray,
     count: np.ndarray,
     last_at: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -180,7 +180,7 @@ def best_rows(
         scores: (n,) float32 of the candidates.
         codes: (n,) of the candidates.
         sources: (n,) int8 of the candidates.
-        bought: (h,) codes of the history, sorted.
+        own: (m,) places of the selected candidates in the history, -1 outside it.
         count: (h,) how often each item was bought.
         last_at: (h,) when it was bought last.
 
@@ -189,12 +189,12 @@ def best_rows(
         float64, of the purchases: 0 for candidates outside the history.
     """
     found = len(places)
-    own, shown = np.empty(found, np.int32), np.empty(found, np.float32)
+    taken, shown = np.empty(found, np.int32), np.empty(found, np.float32)
     source, times, at = np.empty(found, np.int8), np.zeros(found, np.uint16), np.zeros(found)
     for number, place in enumerate(places):
-        own[number], shown[number], source[number] = codes[place], scores[place], sources[place]
-        item = np.searchsorted(bought, codes[place])
-        if item < len(bought) and bought[item] == codes[place]:
+        taken[number], shown[number], source[number] = codes[place], scores[place], sources[place]
+        item = own[number]
+        if item >= 0:
             times[number] = min(count[item], 65_535)
             at[number] = last_at[item]
-    return own, shown, source, times, at
+    return taken, shown, source, times, at

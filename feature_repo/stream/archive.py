@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -102,7 +103,7 @@ def rows_of(events: pa.Table) -> Iterator[tuple[str, UserEvents]]:
     """
     if not len(events):
         return
-    users, user = np.unique(events["user_id"].to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    user, users = pd.factorize(events["user_id"].to_numpy(zero_copy_only=False), sort=True)
     order = np.argsort(user, kind="stable")
     bounds = np.searchsorted(user[order], np.arange(len(users) + 1))
     columns = [column[order] for column in lines_of(events)]
@@ -119,7 +120,7 @@ def lines_of(events: pa.Table) -> tuple[np.ndarray, ...]:
     baskets = events["basket_id"].combine_chunks().dictionary_encode()
     hashes = hash_ids(baskets.dictionary.to_pylist()).astype(np.uint32)
     return (
-        events["item_id"].to_numpy(zero_copy_only=False).astype(str),
+        events["item_id"].to_numpy(zero_copy_only=False),
         seconds(events["at"]),
         pc.index_in(events["event_type"], pa.array(KINDS)).to_numpy().astype(np.uint8),
         hashes[baskets.indices.to_numpy()],

@@ -37,7 +37,7 @@ from components.ranker.train_ranker import load_ranker, train_ranker
 from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
-from pipelines.bench.report import fixed, machine_line, picture, table, write_report
+from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
 from serving.release.bundle import Bundle, load_bundle
 
 TUNED = ("int8_weights", "int4_weights")  # variants that are measured after tuning, too
@@ -238,7 +238,7 @@ def _leaderboard(results: Mapping[str, Any]) -> list[str]:
                 *(fixed(row[metric], 4) for metric in ("ndcg_at_10", "recall_at_20")),
                 *(fixed(row[metric], 3) for metric in ("repeat_recall_at_20", "new_recall_at_20")),
                 fixed(row["gauc"], 4),
-                share(results["against_ensemble"][name], "ndcg_at_10"),
+                with_interval(results["against_ensemble"][name], "ndcg_at_10", 4),
                 fixed(row["bytes"] / 1e3, 0),
                 fixed(best["bytes"] / row["bytes"], 1, "x"),
                 *(fixed(at[percentile], 3) for percentile in ("p50", "p99")),
@@ -269,12 +269,6 @@ def _engine_table(engines: Mapping[str, Mapping[str, Any]]) -> list[str]:
             cells = [f"{at['p50']:.3f} / {at['p99']:.3f}" for at in sizes]
             rows.append([ranker, name, *cells, fixed(eager / latency["500"]["p50"], 2, "x")])
     return table(["ranker", "engine", *(f"{size} candidates" for size in SIZES), "faster than eager"], rows)
-
-
-def share(row: Mapping[str, Any], metric: str) -> str:
-    """Return a ratio with its interval, as a table shows it."""
-    low, high = row[f"{metric}_interval"]
-    return f"{row[metric]:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def draw_compression(results: Mapping[str, Any], file: Path) -> None:

@@ -26,7 +26,7 @@ from pipelines.bench.funnel import (
 )
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.report import goal_table
-from pipelines.bench.report import fixed, machine_line, picture, table, write_report
+from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
 from serving.release.bundle import load_bundle
 
 _SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
@@ -105,7 +105,7 @@ def quality_table(results: dict[str, Any]) -> str:
     cold = {name.replace("_", " "): row for name, row in results["cold"].items() if isinstance(row, dict)}
     intervals = results["served"]["interval"].items()
     ratios = [
-        [name, _ratio(row, "ndcg_at_10"), _ratio(row, "recall_at_20")]
+        [name, with_interval(row, "ndcg_at_10"), with_interval(row, "recall_at_20")]
         for name, row in results["ratios"].items()
     ]
     calibration = [[name.replace("_", " "), value] for name, value in results["calibration"].items()]
@@ -149,7 +149,7 @@ def quality_table(results: dict[str, Any]) -> str:
 
 def _sources(rows: list[dict[str, Any]], shares: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     cells = [
-        [row["requests"], row["source"], row["quota"], *(_ratio(row, name, 3) for name in _SHOWN)]
+        [row["requests"], row["source"], row["quota"], *(with_interval(row, name, 3) for name in _SHOWN)]
         for row in rows
     ]
     lines = [
@@ -178,7 +178,7 @@ def _ceiling(systems: dict[str, dict[str, Any]]) -> list[str]:
     heads = ("NDCG@10", "Recall@20", "of new items")
     cells = [
         [name, *(fixed(row[metric], 4) for metric in _SHOWN)]
-        + [_ratio(row["ratios"], metric, 3) for metric in _SHOWN]
+        + [with_interval(row["ratios"], metric, 3) for metric in _SHOWN]
         for name, row in systems.items()
     ]
     return [
@@ -202,7 +202,7 @@ def _two_stages(found: dict[str, Any]) -> list[str]:
             ("the ranker alone", "whole_catalogue"),
         )
     ]
-    kept = {name: _ratio(found["kept"], name) for name in ("recall_at_20", "ndcg_at_10")}
+    kept = {name: with_interval(found["kept"], name) for name in ("recall_at_20", "ndcg_at_10")}
     return [
         f"Two stages against the same ranker over all {found['items']:,} items, on "
         f"{found['baskets']} baskets:",
@@ -231,12 +231,6 @@ def _new_items(found: dict[str, Any]) -> list[str]:
             [[found["items"], found["baskets"], found["lines"], *recalls]],
         ),
     ]
-
-
-def _ratio(row: dict[str, Any], metric: str, digits: int = 2) -> str:
-    numbers = (row[metric], *row[f"{metric}_interval"])
-    value, low, high = (fixed(number, digits) for number in numbers)
-    return f"{value} [{low}, {high}]"
 
 
 def _metrics_table(title: str, columns: tuple[str, ...], rows: dict[str, dict[str, Any]]) -> list[str]:

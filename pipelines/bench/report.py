@@ -48,6 +48,12 @@ def fixed(value: float | None, digits: int = 2, unit: str = "") -> str:
     return MISSING if value is None else f"{value:,.{digits}f}{unit}"
 
 
+def with_interval(row: Mapping[str, Any], metric: str, digits: int = 2) -> str:
+    """Return a ratio with its interval, see `metrics.ratios`; a dash where one is None."""
+    value, low, high = (fixed(number, digits) for number in (row[metric], *row[f"{metric}_interval"]))
+    return f"{value} [{low}, {high}]"
+
+
 def short(value: float | None) -> str:
     """Return a number in about three digits: 2.31, 98.70, 1,234."""
     return fixed(value, 2 if value is None or value < 100 else 0)

@@ -220,15 +220,18 @@ def gains(found: dict[str, float], off: dict[str, float]) -> dict[str, float]:
 
 
 def compared(lists: ScoredLists, weights: RerankWeights, off: Judgement) -> dict[str, Any]:
-    """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change."""
+    """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change.
+
+    An end of the interval is 0, as a gain is, where NDCG@10 was 0.
+    """
     found, ndcg = judge(lists, weights)
     boot = Bootstrap([task.user_id for task in lists.tasks])
-    low, high = boot.ratio_interval(ndcg, off[1])
+    ends = boot.ratio_interval(ndcg, off[1])
     return {
         "weights": asdict(weights),
         "metrics": found,
         "gains": gains(found, off[0]),
-        "ndcg_interval": [low - 1, high - 1],
+        "ndcg_interval": [0.0 if end is None else end - 1 for end in ends],
     }
 
 

@@ -318,10 +318,12 @@ def _champions_retriever(context: Context) -> Path:
 def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> None:
     """Count the recent sales of all items again.
 
-    This is for each night; nothing is trained. Items that were bought five times since the training join. The
-    result is registered as the challenger.
+    This is for each night; nothing is trained. Items that were bought five times by now join. The result is
+    registered as the challenger.
     """
     import tempfile
+
+    import pandas as pd
 
     from components.data.ingest_events import NO_CUT, ingest_events
     from components.release.register_bundle import register_bundle
@@ -337,7 +339,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         source = absolute(data) if data else str(context.home / "offline_store")
         ingest_events(source, dataset, allowed_ratio(context.home, source), NO_CUT, str(context.home))
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
-        done = refresh_counts(bundle, retriever, dataset, folder, forgotten=forgotten)
+        now = pd.Timestamp.now("UTC")
+        done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)
         version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "

@@ -386,8 +386,9 @@ def best_of(
         more[places] = False
         places = np.concatenate([places, np.flatnonzero(more)])
     history = query.history
+    own = query.statistics.find(history.items, candidates.codes[places])
     columns = best_rows(
-        places, scores, candidates.codes, candidates.source, history.items, history.count, history.last_at
+        places, scores, candidates.codes, candidates.source, own, history.count, history.last_at
     )
     return Ranked(*columns, weighed[places], best=first, whole=len(places) >= len(candidates.codes))
 

@@ -105,6 +105,13 @@ def test_the_first_of_two_events_with_one_id_stays() -> None:
     assert row.paid.tolist() == [2.0]
 
 
+def test_a_batch_with_more_items_than_a_row_can_name_keeps_the_last() -> None:
+    """A repeated event among 70,000 items: numbers of 16 bits would name others."""
+    numbered = [(key, (MONDAY + key, f"i{key:05d}", PURCHASE, key, 1.0)) for key in range(70_000)]
+    row = row_of([*numbered, numbered[-1]])
+    assert row.codes().tolist() == [f"i{key:05d}" for key in range(70_000 - aggregates.MAX_PURCHASES, 70_000)]
+
+
 def test_the_version_is_the_newest_and_a_repetition_alone_keeps_the_lines() -> None:
     one = (1, (MONDAY, "tea", PURCHASE, 1, 2.0))
     row = row_of([one], version=5)

@@ -36,7 +36,7 @@ from pipelines.bench.peers.rankers import (
     read_asked,
     read_seen,
 )
-from pipelines.bench.report import fixed, machine_line, table, write_report
+from pipelines.bench.report import fixed, machine_line, table, with_interval, write_report
 from serving.release.bundle import load_bundle
 from serving.schemas import MAX_K
 
@@ -176,16 +176,12 @@ def peers_table(results: dict[str, Any]) -> str:
     cells = []
     for name, row in sorted(rows.items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
         against = results["served_against"].get(name)
-        ratio = ""
-        if against:
-            low, high = against["ndcg_at_10_interval"]
-            ratio = f"{against['ndcg_at_10']:.2f} [{low:.2f}, {high:.2f}]"
         cells.append(
             [
                 name,
                 row.get("library", "this project"),
                 *(fixed(row[column], 4) for column in COLUMNS),
-                ratio,
+                with_interval(against, "ndcg_at_10") if against else "",
                 fixed(row["fit_s"], 0) if "fit_s" in row else "",
             ]
         )

@@ -274,6 +274,14 @@ def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
     assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
 
 
+def test_a_long_basket_keeps_items_of_all_ids(purchases: Purchases, windows: Windows) -> None:
+    basket = replace(next(replay(purchases.before(CUT))), items=np.arange(len(purchases.item_ids)))
+    row = module._retriever_row(windows[1], basket)
+    assert row is not None
+    assert len(np.unique(row[2])) == module.BASKET_WIDTH < len(windows[1].statistics.item_ids)
+    assert (row[2][0], row[2][-1]) == (1, len(windows[1].statistics.item_ids))
+
+
 def test_hidden_items_are_not_in_the_query(
     purchases: Purchases, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

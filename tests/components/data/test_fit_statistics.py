@@ -1,5 +1,7 @@
 """Statistics of eight baskets, counted by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -53,6 +55,21 @@ def test_an_item_scanned_twice_is_one_line_of_its_basket() -> None:
     assert found.item_ids[found.item].tolist() == ["bread", "butter"]
     assert (found.paid.tolist(), found.discount.tolist()) == ([6.0, 2.0], [1.0, 0.0])
     assert found.quantity.tolist() == [2, 2], "units whose price is known"
+
+
+def test_a_long_id_takes_its_memory_once() -> None:
+    """Not once for each line: 128 letters take half a kilobyte there."""
+    narrow = events([("a", "ann", "bread", 2)] * 20_000)
+    wide = narrow.assign(
+        user_id=["u" * 128, *narrow["user_id"][1:]], item_id=["i" * 128, *narrow["item_id"][1:]]
+    )
+    peaks = []
+    for frame in (narrow, wide):
+        tracemalloc.start()
+        purchases_of(frame)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_catalogue_and_counts(fitted: Statistics) -> None:

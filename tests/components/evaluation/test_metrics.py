@@ -45,6 +45,15 @@ def test_a_system_against_itself_has_ratio_one() -> None:
     assert Bootstrap([str(i) for i in range(50)]).ratio_interval(values, values) == [1.0, 1.0]
 
 
+def test_a_ratio_has_no_upper_end_where_many_draws_find_nothing_to_divide_by() -> None:
+    """One shopper of 30 is in 64 % of the draws."""
+    boot, one = Bootstrap([f"{user}" for user in range(30)]), np.eye(30)[0]
+    low, high = boot.ratio_interval(np.ones(30), one)
+    assert low is not None
+    assert (0 < low <= 30, high) == (True, None)
+    assert boot.ratio_interval(one, np.ones(30))[0] == 0
+
+
 def test_ratios_and_summaries_of_two_systems_by_hand() -> None:
     """The better one finds both bought items first, the other one of them, at rank 2; both saw one user."""
     better, worse = Tally.empty(), Tally.empty()
@@ -54,6 +63,10 @@ def test_ratios_and_summaries_of_two_systems_by_hand() -> None:
     boot = Bootstrap(["a"])
     assert ratios(better, worse, boot)["recall_at_20"] == 2
     assert ratios(better, worse, boot)["new_recall_at_20"] is None, "the worse one finds no new item"
+    nothing = Tally.empty()
+    nothing.add(np.array([7]), bought, before)
+    against = ratios(better, nothing, boot)
+    assert list(against.values()) == [None, [None, None]] * 3
     both = ratios(worse, better, boot)
     assert (both["new_recall_at_20"], both["new_recall_at_20_interval"]) == (0.0, [0.0, 0.0])
     found = summary(worse, boot, items=6)

@@ -313,6 +313,15 @@ def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels() -> N
     assert intercept == pytest.approx(-2.0, abs=0.03)
 
 
+def test_platt_scaling_of_separable_lists_has_an_end() -> None:
+    """Three lists whose purchase has the best score: others keep probabilities of their own."""
+    logits = np.random.default_rng(0).normal(-4, 1.5, (3, 60)).clip(max=0.5).astype(np.float32)
+    logits[:, 0] = [1, 2, 3]
+    slope, intercept = platt(logits.ravel(), (logits >= 1).ravel().astype(np.int8))
+    assert 1 < slope < 5
+    assert (slope * logits + intercept > -12).mean() > 0.5, "the ranker cuts logits off there"
+
+
 def test_platt_scaling_never_turns_the_ranking_round() -> None:
     """Scores that contradict the purchases: only the purchase rate is left to learn."""
     logits = np.array([2.0, 1.0, -1.0, -2.0] * 50)

@@ -95,6 +95,7 @@ def test_new_items_are_found_and_removed_ones_are_not(
     code = after.statistics.code_of["new-1"]
     assert (code, after.statistics.code_of["a much longer id than others"]) == (80, 81)
     assert after.statistics.price[code] == 2.5
+    assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)
     found = FaissTower(after.query_tower, after.index).search([prepared.query], 82)[0].tolist()

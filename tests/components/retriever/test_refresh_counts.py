@@ -1,5 +1,6 @@
 """The toy shop after its cut: the counts end with the last whole day, and an item sold five times joins."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.retriever.refresh_counts import refresh_counts
+from components.retriever.refresh_counts import DAY, counted_since, refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
 from feature_repo.schema import DENSE_NAMES, FRESH
 from serving.answer.recommender import Recommender
@@ -17,7 +18,6 @@ from serving.schemas import Request
 from serving.stores.online_features import MemoryStore
 
 pytestmark = pytest.mark.slow
-DAYS = 10
 NAMES = [feature.__name__ for feature in FRESH]
 
 
@@ -28,9 +28,9 @@ def cut(toy_line: Path) -> pd.Timestamp:
 
 @pytest.fixture
 def data(toy_line: Path, cut: pd.Timestamp) -> Dataset:
-    """After the cut item-000 is sold under two new names; under the second one four times only."""
+    """Open from 8 to 21. After the cut item-000 is sold under two new names, under the second four times."""
     data = read_dataset(toy_line / "dataset")
-    events = data.events.copy()
+    events = data.events[data.events["at"].dt.hour.between(8, 20)].copy()
     later = np.flatnonzero((events["at"] >= cut) & (events["item_id"] == "item-000"))
     events.loc[events.index[later], "item_id"] = "fresh"
     events.loc[events.index[later[:4]], "item_id"] = "rare"
@@ -43,15 +43,15 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     toy_line: Path, data: Dataset, cut: pd.Timestamp, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path / "dataset", data)
-    until = cut + pd.Timedelta(days=DAYS, hours=7)
+    until = cut + 10.3 * DAY
     done = refresh_counts(
         toy_line / "evaluated", toy_line / "retriever", tmp_path / "dataset", tmp_path / "new", until
     )
     before, after = load_bundle(toy_line / "evaluated"), load_bundle(tmp_path / "new")
-    end = cut + pd.Timedelta(days=DAYS)
+    end = cut + 10 * DAY
     assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1}
     assert set(after.statistics.code_of) - set(before.statistics.code_of) == {"fresh"}
-    counted = data.events[(data.events["at"] < end) & (data.events["at"] >= end - pd.Timedelta(days=7))]
+    counted = data.events[(data.events["at"] < end) & (data.events["at"] >= end - 7 * DAY)]
     baskets = counted.groupby("item_id")["basket_id"].nunique()
     expected = baskets.reindex(after.statistics.item_ids).fillna(0).to_numpy()
     week = after.statistics.fresh[:, NAMES.index("item_baskets_7d")]
@@ -62,10 +62,28 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     prepared = recommender.prepare(Request(("item-002",), end.timestamp(), k=100))
     column = prepared.dense[:, DENSE_NAMES.index("item_baskets_7d")]
     assert column.tolist() == expected[prepared.candidates.codes].tolist()
-    # A second night starts from the first.
-    again = refresh_counts(tmp_path / "new", toy_line / "retriever", tmp_path / "dataset", tmp_path / "next")
-    assert str(again["until"]) > str(done["until"])
+    # A second night starts from the first. The shop has closed at 21 h.
+    midnight = data.events["at"].max().normalize() + DAY
+    night = (toy_line / "retriever", tmp_path / "dataset", tmp_path / "next", midnight + DAY / 9)
+    assert refresh_counts(tmp_path / "new", *night)["until"] == midnight.isoformat()
     assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
+
+
+def test_data_that_do_not_reach_back_are_refused(
+    toy_line: Path, data: Dataset, cut: pd.Timestamp, tmp_path: Path
+) -> None:
+    end, statistics = cut + 8 * DAY, load_bundle(toy_line / "evaluated").statistics
+    assert counted_since(statistics, cut, end) == end - 91 * DAY
+    young = replace(statistics, age_days=np.linspace(9, 30, 80, dtype=np.float32))
+    assert counted_since(young, cut, end) == cut - 30 * DAY
+    events = data.events[data.events["at"] >= cut - 60 * DAY]
+    write_dataset(tmp_path / "dataset", replace(data, events=events))
+    begin, expected = events["at"].min().floor("min"), end - 91 * DAY
+    with pytest.raises(ValueError, match=re.escape(f"begin at {begin}, expected those since {expected}")):
+        refresh_counts(
+            toy_line / "evaluated", toy_line / "retriever", tmp_path / "dataset", tmp_path / "new", end
+        )
+    assert not (tmp_path / "new").exists()
 
 
 def test_without_a_day_since_the_cut_nothing_is_written(

@@ -1,6 +1,7 @@
 """Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
 import os
+import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -263,6 +264,19 @@ def test_a_row_by_hand() -> None:
     assert row.version == 8
     assert (other.items.tolist(), other.version) == (["jam"], 3)
     assert summary_of(row, MONDAY.timestamp() + 3_600)[1].spend == 6
+
+
+def test_a_long_id_takes_its_memory_once() -> None:
+    """Not once for each line of all shoppers: 128 letters take half a kilobyte there."""
+    lines = [{"user_id": f"u{number % 100:03d}", "version": number} for number in range(20_000)]
+    peaks = []
+    for letters in (4, 128):
+        events = table({"user_id": "v" * letters, "item_id": "i" * letters, "version": 0}, *lines[1:])
+        tracemalloc.start()
+        assert sum(len(row) for _, row in rows_of(events)) == len(lines)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 @pytest.mark.parametrize("micros", [0, 1, 499_999, 500_000, 999_999])

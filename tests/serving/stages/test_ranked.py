@@ -1,5 +1,7 @@
 """The list that is cached: the best candidates of an answer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,6 +67,20 @@ def test_the_best_are_kept_in_the_order_of_their_scores(query: Query) -> None:
     bought = ranked.source == 0
     assert ranked.times[~bought].sum() == 0
     assert ranked.times[ranked.codes == 50].tolist() in ([1], [])
+
+
+def test_an_item_that_joined_leaves_the_purchases_of_the_others_alone(row_of) -> None:  # type: ignore[no-untyped-def]
+    """The new item has the largest code and the smallest id: its shopper's codes are not sorted."""
+    ids = np.array([*STATISTICS.item_ids[:-1], "0000001"])
+    statistics = replace(STATISTICS, item_ids=ids, new_items=1)
+    at = CUT.timestamp()
+    row = row_of([(at - 86_400, ["0000001", "1000003", "1000007"], 9.0, 0.0)])
+    query = build_query(statistics, (), row, at)
+    codes = query.history.items
+    assert codes.tolist() == [ITEMS - 1, 3, 7]
+    ranked = best_of(query, Candidates(codes, np.zeros(3, np.int8)), np.ones(3, np.float32))
+    assert ranked.times.tolist() == [1, 1, 1]
+    assert ranked.last_at.tolist() == [at - 86_400] * 3
 
 
 def test_a_list_of_few_candidates_is_complete(query: Query) -> None:
