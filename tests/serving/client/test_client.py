@@ -405,9 +405,10 @@ def test_calls_without_a_fair_time_open_no_breaker_and_change_no_address(
 
 
 def test_the_calls_of_a_client_with_a_short_deadline_open_the_breaker(
-    serve: Callable[[Say], Server],
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Client(serve(always(NEVER)).url, BEST, deadline_ms=attempts.FAIR_S * 500) as asking:
+    monkeypatch.setattr(client, "FAIR_S", 10.0)  # longer than the client's own deadline
+    with Client(serve(always(NEVER)).url, BEST, deadline_ms=2 * SHORT_MS) as asking:
         for _ in range(attempts.FAILURES):
             asking.recommend(["b2"])
         check_fallback(asking.recommend(["b2"]), answers.CIRCUIT_OPEN)
