@@ -188,7 +188,7 @@ def run(
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests wrongly.
-        RulesUnread: the rules file cannot be read.
+        RulesUnread: the rules file cannot be read, or is being written all the time.
     """
     began = time.monotonic() if began is None else began
     with wiring.cleanup as cleanup:
@@ -229,7 +229,7 @@ def run(
 
 
 def _require_rules(recommender: Recommender, settings: Settings) -> None:
-    """Refuse to start with a rules file that cannot be read: unlike a swap, a start has no earlier rules."""
+    """Refuse to start with a rules file that was not read: unlike a swap, a start has no earlier rules."""
     if fault := recommender.facts.rules_fault:
         recommender.facts.close()
         raise RulesUnread(
@@ -250,11 +250,12 @@ class Swap:
 
         Raises:
             BundleInvalid: the bundle is broken, or not the one that the champion names.
-            FactsUnavailable: the new bundle could not read facts that the old one knows.
+            FactsUnavailable: the new bundle could not read facts that the old one knew before.
         """
         began = time.monotonic()
         path = champion.bundle(self._home)
         before = self._checkout.recommender
+        known = before.facts.known()
         # Requests are answered meanwhile: the warm-up takes half of the time.
         loaded = self._wiring.load(path, time.sleep, before.bundle.path)
 
@@ -262,10 +263,11 @@ class Swap:
             self._checkout.recommender = loaded
 
         try:
-            if lacks := loaded.facts.lacks(before.facts):
+            if lacks := loaded.facts.lacks(known):
                 raise FactsUnavailable(
                     "what must not be shown would come back: "
-                    f"{' and '.join(lacks)} could not be read again, or is empty now"
+                    f"{' and '.join(lacks)} could not be read again, or has lost facts: "
+                    "restore it, or write its facts again; a restart takes what is there"
                 )
             self._door.on_loop(take_over)
         except BaseException:

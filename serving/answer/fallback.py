@@ -39,25 +39,27 @@ def stale_list(
 
 
 def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Recommendation, ...]:
-    """Return the best sellers of the store, else of the chain; this needs neither row nor models."""
+    """Return the best sellers of the store, then those of the chain; this needs neither row nor models."""
     statistics, profiles = bundle.statistics, bundle.profiles
     of_store = statistics.best_of_store(request.store_id)
-    sellers = statistics.popular if of_store is None else of_store
+    local = statistics.popular[:0] if of_store is None else of_store
+    sellers = np.concatenate([local, statistics.popular[~np.isin(statistics.popular, local)]])
     profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses no request
     plan = facts.rules.plan(request.at, request.store_id)
     hidden = facts.hidden(request.at, request.store_id, plan)
     barred = np.concatenate([statistics.codes(request.basket), hidden, profile.barred])
     codes = _shown(sellers, barred, facts, request, plan)
-    source = "popular" if of_store is None else "store"
+    sources = ["store" if is_local else "popular" for is_local in np.isin(codes, local).tolist()]
     buyers = max(float(statistics.total_baskets), 1.0)
-    reasons = [POPULAR[source]] * len(codes)
+    reasons = [POPULAR[source] for source in sources]
     if len(plan.pins):
-        reasons = [plan.pinned_because(code) or POPULAR[source] for code in codes.tolist()]
+        pinned = map(plan.pinned_because, codes.tolist())
+        reasons = [by_rule or reason for by_rule, reason in zip(pinned, reasons, strict=True)]
     items = map(
         Recommendation,
         statistics.item_ids[codes].tolist(),
         (statistics.basket_count[codes] / buyers).tolist(),
-        [source] * len(codes),
+        sources,
         reasons,
         *terms(facts, codes, request),
     )

@@ -36,7 +36,7 @@ from serving.schemas import NOTHING_LEFT, Request, Response
 from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
-from serving.stages.ranking import rank
+from serving.stages.ranking import check_scores, rank
 from serving.stages.reranking import KEPT, NO_RARITY, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
@@ -264,10 +264,12 @@ class Recommender:
         self._record(request, prepared.known, response, prepared, shown)
         return response
 
-    def key(self, request: Request, known: Known) -> AnswerKey | None:
-        """Return the cache key of the request's list, None if it has no key."""
-        row = None if known.events is None else known.row  # one that is too old or broken is not used
-        return answer_key(self.bundle.statistics, request, row, known.plan.digest)
+    def key(self, request: Request, known: Known, at: float | None = None) -> AnswerKey | None:
+        """Return the cache key of the request's list, None if it has no key; what lies before `at` counts."""
+        if known.events is None:  # a row that is too old or broken is not used
+            return answer_key(self.bundle.statistics, request, None, known.plan.digest)
+        lines = len(known.events.before(request.at if at is None else at))
+        return answer_key(self.bundle.statistics, request, known.row, known.plan.digest, lines)
 
     def finish_cached(
         self,
@@ -302,7 +304,9 @@ class Recommender:
             return
         asked = self.ask(request, known)
         prepared = self.gather(asked, self.near(asked), NOTHING_HIDDEN)
-        self.answers.put(key, self.best(prepared, self.rank(prepared.dense, prepared.categorical)))
+        scores = self.rank(prepared.dense, prepared.categorical)
+        check_scores(scores, len(prepared.dense))
+        self.answers.put(key, self.best(prepared, scores))
 
     def _respond(
         self,
@@ -321,16 +325,10 @@ class Recommender:
         items, shown = present(self.bundle, self.facts, request, known.plan, ranked, counts, explores)
         stage_ms["reranking"] = (time.perf_counter() - began) * 1e3
         stage_ms["total"] = sum(stage_ms.values())
-        is_empty = not items and request.k > 0
-        response = Response(
-            request_id=request.request_id,
-            items=items,
-            bundle_id=self.bundle.bundle_id,
-            rung="empty" if is_empty else rung,
-            degraded=reason is not None,
-            degraded_reason=NOTHING_LEFT if is_empty and reason is None else reason,
-            stage_ms=stage_ms,
-        )
+        is_empty, degraded = not items and request.k > 0, reason is not None
+        rung, reason = ("empty", reason or NOTHING_LEFT) if is_empty else (rung, reason)
+        bundle_id = self.bundle.bundle_id
+        response = Response(request.request_id, items, bundle_id, rung, degraded, reason, stage_ms)
         if request.explain:
             response = explained(self.bundle, request, known.plan, response)
         return response, shown
@@ -385,7 +383,7 @@ class Recommender:
         known = anonymous if known is None else known
 
         def find(question: Request, is_own: bool) -> Ranked | None:
-            key = self.key(question, known if is_own else anonymous)
+            key = self.key(question, known if is_own else anonymous, request.at)
             cached = None if key is None else answers.get_stale(key)
             return None if cached is None else self._left_of(cached, request, anonymous.plan)
 
@@ -410,7 +408,8 @@ class Recommender:
         began = time.perf_counter()
         items = best_sellers(self.bundle, self.facts, request)
         ended = time.perf_counter()
-        rung = "empty" if not items else "segment" if items[0].source == "store" else "popular"
+        is_local = any(item.source == "store" for item in items)
+        rung = "segment" if is_local else "popular" if items else "empty"
         stage_ms = {"fallback": (ended - began) * 1e3, "total": (ended - (asked_at or began)) * 1e3}
         response = Response(request.request_id, items, self.bundle.bundle_id, rung, True, reason, stage_ms)
         if request.explain:

@@ -131,7 +131,10 @@ class Limits:
             _refuse_binary(scope, body)
             if route is not None:
                 scope[TASK] = asyncio.current_task()
-                answer = await route(scope, body)
+                try:
+                    answer = await route(scope, body)
+                finally:
+                    scope.pop(TASK, None)  # from here on there is nothing to cancel but the sending
             elif body:  # a path that takes no body refuses an empty one itself
                 check_json(body)
         except asyncio.CancelledError:

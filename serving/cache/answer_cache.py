@@ -1,9 +1,9 @@
 """A request -> its ranked list: cached in this process, or computed once for all requests that wait for it.
 
 A list is a function of its key: profile, store, basket, the rules that arrange lists, and for a known user
-the row that was read and the hour. Bans, price, stock, promotion and coupon are applied afterwards, for each
-answer. So a cached answer is true at its own time. Only features that age with the clock may be up to
-an hour old.
+the row that was read, how much of it lies before the request, and the hour. Bans, price, stock, promotion
+and coupon are applied afterwards, for each answer. So a cached answer is true at its own time. Only features
+that age with the clock may be up to an hour old.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JITTER_RATIO = 0.35
 MAX_BYTES = 64 << 20  # some 30,000 lists
 _PARTS = struct.Struct("<iII")  # store, unknown lines, known lines
 
-_hits, _misses, _refused = (CACHE_LOOKUPS.labels("process", name) for name in ("hit", "miss", "refused"))
+_hits, _misses = (CACHE_LOOKUPS.labels("process", name) for name in ("hit", "miss"))
 
 
 class AnswerKey(NamedTuple):
@@ -58,7 +58,7 @@ class CachedList(NamedTuple):
 
 
 def answer_key(
-    statistics: Statistics, request: Request, row: UserRow | None, rules: bytes = b""
+    statistics: Statistics, request: Request, row: UserRow | None, rules: bytes = b"", lines: int = 0
 ) -> AnswerKey | None:
     """Return the key of a request's ranked list; None if a cached list would be too short for its k.
 
@@ -72,9 +72,9 @@ def answer_key(
             minute for each row, so that not all keys change at once.
         row: the user's row if it is used; None for an anonymous shopper, or for a missing, old or broken row.
         rules: digest of the rules that change the list, see `serving.shop.rules.Plan`.
+        lines: of the row, how many lie before the request.
     """
     if POOL * request.k > KEPT:
-        _refused.inc()
         return None
     codes = statistics.codes(request.basket)
     last = codes[-BASKET_LENGTH:]
@@ -88,7 +88,7 @@ def answer_key(
         return AnswerKey(key.digest(), shared=True)
     row_hash = hashlib.blake2b(row.history, digest_size=16).digest()
     begin_s = int.from_bytes(row_hash[:4], "little") % HOUR_S
-    key.update(row_hash + struct.pack("<q", int((request.at + begin_s) // HOUR_S)))
+    key.update(row_hash + struct.pack("<qI", int((request.at + begin_s) // HOUR_S), lines))
     return AnswerKey(key.digest(), shared=False)
 
 

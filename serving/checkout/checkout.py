@@ -42,6 +42,7 @@ FEWEST = 50  # candidates that are worth ranking where k is small: POOL * k of t
 
 _ROUTES = {"/v1/recommendations": "recommendations", "gRPC": "grpc"}  # of metrics; others are KServe's
 _NO_TIME = "overloaded: there is no time for a prefetch now, ask later"
+_cache_refused = metrics.CACHE_LOOKUPS.labels("process", "refused")
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
@@ -350,6 +351,7 @@ class Checkout:
         self.service.budgets.features.learn(read - began, read)
         key = recommender.key(request, turn.known)
         if key is None:
+            _cache_refused.inc()
             return
         ranked, leader = recommender.answers.get(key), None
         if ranked is None and (task := recommender.answers.in_flight(key)):

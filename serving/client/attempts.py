@@ -46,6 +46,7 @@ KEEP_ALIVE_S = 60.0  # the endpoint closes an idle connection after 65 s
 RETRY_SHARE = 0.1  # retries per call
 MAX_SAVED_RETRIES = 10.0  # how many retries a quiet time saves up
 FAILURES = 5  # in a row, until the breaker opens
+FAIR_S = 0.01  # a call with less time says nothing about the endpoint if no answer comes
 PAUSE_S = 1.0  # between two probes of an open breaker
 NAME_TTL_S = 30.0  # a host's addresses stay valid this long
 NO_NAME_TTL_S = 1.0  # and a failed lookup this long
@@ -85,9 +86,14 @@ class EndpointCaller:
     """Calls one endpoint in one event loop: attempts, retry budget and breaker; needs no locks."""
 
     def __init__(
-        self, target: httpx.URL, tls: ssl.SSLContext | bool, resolve: Resolve, token: str = ""
+        self,
+        target: httpx.URL,
+        tls: ssl.SSLContext | bool,
+        resolve: Resolve,
+        token: str = "",
+        fair_s: float = FAIR_S,
     ) -> None:
-        self._target, self._closed = target, False
+        self._target, self._fair_s, self._closed = target, fair_s, False
         self._addresses = Addresses(target, resolve)
         self._budget, self._breaker = RetryBudget(), CallBreaker()
         self._tasks: set[asyncio.Task[Recommendations]] = set()
@@ -120,6 +126,7 @@ class EndpointCaller:
         if not self._breaker.allows(time.monotonic()):
             raise NotAnswered(CIRCUIT_OPEN, f"{FAILURES} calls in a row failed")
         self._budget.earn()
+        is_hurried = request.deadline - time.monotonic() < self._fair_s
         task = asyncio.get_running_loop().create_task(self._attempts(request))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -129,13 +136,13 @@ class EndpointCaller:
             if task.cancelled():
                 raise NotAnswered(CLOSED, "the client was closed")
             if not task.done():
-                task.cancel(DEADLINE_EXCEEDED)
+                task.cancel(None if is_hurried else DEADLINE_EXCEEDED)
                 raise NotAnswered(DEADLINE_EXCEEDED, "no answer within the deadline")
             response = task.result()
         except NotAnswered as error:
             if error.reason == INVALID_REQUEST:
                 self._breaker.succeed()
-            elif error.reason != CLOSED:
+            elif error.reason != CLOSED and not (is_hurried and error.reason == DEADLINE_EXCEEDED):
                 self._breaker.failed(time.monotonic(), error)
             raise
         finally:
@@ -191,7 +198,8 @@ class EndpointCaller:
                 extensions=self._extensions,
             )
         except asyncio.CancelledError as error:
-            if DEADLINE_EXCEEDED in error.args:  # else the caller left early, which says nothing
+            # Else the caller left early or came late, which says nothing.
+            if DEADLINE_EXCEEDED in error.args:
                 self._addresses.failed(address)  # a dead host refuses nothing: it is silent
             raise
 
@@ -246,6 +254,9 @@ class Addresses:
             try:
                 addresses = tuple(self._resolve(self._host, self._port))
             except (OSError, UnicodeError):
+                addresses = ()
+            except Exception:  # noqa: BLE001 - the edge of the thread: without an end no look-up would follow
+                _log.exception("%s could not be looked up", self._host)
                 addresses = ()
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._take, lookup, addresses)

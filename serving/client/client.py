@@ -45,7 +45,7 @@ from .answers import (
     Recommendations,
     RecommendedItem,
 )
-from .attempts import PATH, EndpointCaller, PreparedRequest, Resolve, load_transport, resolve
+from .attempts import FAIR_S, PATH, EndpointCaller, PreparedRequest, Resolve, load_transport, resolve
 
 SOURCE = "client_fallback"
 DEADLINE_MS = 50.0
@@ -139,7 +139,8 @@ class _Endpoint:
         load_transport()
         self._deadline_ms = deadline_ms
         self._fallback = BestSellers(best_sellers, strict)
-        self._connect = functools.partial(EndpointCaller, *_target(url, tls), resolve, token)
+        fair_s = min(FAIR_S, deadline_ms / 2e3)
+        self._connect = functools.partial(EndpointCaller, *_target(url, tls), resolve, token, fair_s)
         self._open()
 
     def _open(self) -> None:
@@ -186,7 +187,8 @@ class Client(_Endpoint):
     """
 
     def _open(self) -> None:
-        self._lock = threading.Lock()
+        # By process: a fork may copy a lock that another thread holds, which is missing there.
+        self._locks: dict[int, threading.Lock] = {}
         self._closed = False
         self._loop_thread: _LoopThread | None = None
 
@@ -194,7 +196,7 @@ class Client(_Endpoint):
         """Return recommendations for a basket; raises as `AsyncClient.recommend`."""
         try:
             request = _prepare(basket, options, self._deadline_ms)
-            return self._running().answer(request)
+            return self._running(request.deadline).answer(request)
         except InvalidCall:
             raise
         except Exception as error:  # noqa: BLE001 (the edge: the checkout is never blocked)
@@ -202,7 +204,7 @@ class Client(_Endpoint):
 
     def close(self) -> None:
         """Cancel the calls in flight, close the connections and wait for the thread."""
-        with self._lock:
+        with self._lock():
             self._closed = True
             loop_thread, self._loop_thread = self._loop_thread, None
         if loop_thread is not None and loop_thread.process == os.getpid():
@@ -216,17 +218,25 @@ class Client(_Endpoint):
     ) -> None:
         self.close()
 
-    def _running(self) -> _LoopThread:
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
+    def _running(self, deadline: float) -> _LoopThread:
         loop_thread = self._loop_thread
         if loop_thread is not None and loop_thread.process == os.getpid():
             return loop_thread
-        with self._lock:
+        lock = self._lock()
+        if not lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            raise NotAnswered(DEADLINE_EXCEEDED, "another thread was still starting the client")
+        try:
             if self._closed:
                 raise NotAnswered(CLOSED, "the client was closed")
             # After a fork the thread is missing, and the connections belong to the parent.
             if self._loop_thread is None or self._loop_thread.process != os.getpid():
                 self._loop_thread = _LoopThread(self._connect())
             return self._loop_thread
+        finally:
+            lock.release()
 
 
 def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float) -> PreparedRequest:
@@ -276,8 +286,11 @@ def check_call(basket: object, options: RequestOptions) -> None:
 
 def _target(url: str, tls: ssl.SSLContext | None) -> tuple[httpx.URL, ssl.SSLContext | bool]:
     """Return the target and its TLS context, which takes too long to load within a call."""
-    base = httpx.URL(url)
-    if base.scheme not in ("http", "https") or not base.host:
+    try:
+        base = httpx.URL(url)
+    except httpx.InvalidURL:
+        base = httpx.URL("")
+    if base.scheme not in ("http", "https") or not base.host or (base.port or 0) > 65_535:
         raise ValueError(f"{url!r} is not an endpoint's address, expected http(s)://HOST[:PORT]")
     target = base.copy_with(path=base.path.rstrip("/") + PATH)
     if base.scheme == "http":

@@ -2,7 +2,8 @@
 
 Each change gets the next `sequence`, so a reader can ask for the changes since its last read. The sequence is
 the clock in microseconds, plus one where two changes share a value. A store that was lost and created again
-therefore continues with larger numbers, and no reader waits for numbers that were used before.
+therefore continues with larger numbers. If its writer's clock lags, the reader finds nothing from its own
+number on, not even the fact it read last: then it begins again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class FactStore(Protocol):
         """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
 
         Call it again with that sequence until the sequence stays the same. An invalid stored fact is left
-        out, so a page may be short, or empty, while more follow.
+        out, so a page may be short, or empty, while more follow. The sequence is 0 if the store has no fact
+        from `sequence` on: it was lost, or that fact was removed.
 
         Raises:
             FactsUnavailable: the store is broken or did not answer in time.
@@ -113,8 +115,8 @@ class SqliteFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        rows = self._read(_CHANGED, sequence, PAGE)
-        return _parsed(ranked for ranked, _ in rows), rows[-1][1] if rows else sequence
+        rows = self._read(_CHANGED, sequence, PAGE + bool(sequence))
+        return _parsed(ranked for ranked, at in rows if at > sequence), rows[-1][1] if rows else 0
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""
@@ -228,7 +230,7 @@ _KEEP = """
 INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
 WHERE excluded.ranked > facts.ranked"""
-_CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence > ? ORDER BY sequence LIMIT ?"
+_CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
 
 
 class RedisFactStore:
@@ -248,13 +250,13 @@ class RedisFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        limits = f"({sequence}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE
+        limits = sequence, "+inf", "WITHSCORES", "LIMIT", 0, PAGE + bool(sequence)
         changes = self._ask("ZRANGEBYSCORE", _SEQUENCE, *limits)
-        if not changes:
-            return [], sequence
+        last = int(float(changes[-1])) if changes else 0
+        keys = [key for key, at in zip(changes[::2], changes[1::2], strict=True) if float(at) > sequence]
         # A fact that changes between the two calls is read in its new form now, and again later.
-        ranked = self._ask("HMGET", _FACTS, *changes[::2])
-        return _parsed(value for value in ranked if value is not None), int(float(changes[-1]))
+        ranked = self._ask("HMGET", _FACTS, *keys) if keys else []
+        return _parsed(value for value in ranked if value is not None), last
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feature_repo.facts import Fact
-from feature_repo.statistics import Statistics
+from feature_repo.statistics import NO_ITEM, Statistics
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS, FACTS_COMPLETE_UNTIL, FACTS_KNOWN, FACTS_READ_AT, RULES_BROKEN
 from serving.shop.fact_store import FactStore, complete_until
@@ -29,6 +29,14 @@ AHEAD_S = 1.0  # plans are made so long before a rule begins or ends
 BREATH_S = 0.005  # pause between two pages of facts, which leaves the interpreter to requests
 SETTLING = 8  # looks at a rules file that is being written when the process starts
 _log = logging.getLogger(__name__)
+
+
+class Known(NamedTuple):
+    """What `LiveFacts` has read: the sources that gave anything, and the items with a stock or a ban."""
+
+    sources: frozenset[str]
+    code_of: Mapping[str, int]  # in the order of the codes
+    codes: Mapping[tuple[str, str | None], np.ndarray]  # (kind, store) -> (m,) int64
 
 
 class LiveFacts:
@@ -82,19 +90,37 @@ class LiveFacts:
         broken = self._broken or (self._rules_file is not None and self._rules_file.broken)
         return "unavailable" if broken else "ready"
 
-    def lacks(self, before: LiveFacts) -> list[str]:
-        """Return the sources that are unread or empty here and gave facts to `before`: those would be lost.
+    def known(self) -> Known:
+        """Return the sources and items read so far, for `lacks` of facts that are opened after this call."""
+        codes = {
+            (kind, store): table.codes
+            for kind in ("stock", "ban")
+            for store, table in list(self._numbers[kind].tables.items())
+        }
+        return Known(frozenset(self._nonempty), self._code_of, codes)
 
-        A store keeps a row for each withdrawn fact, so one that is empty now was lost. A rules file may
-        have been emptied or removed.
+    def lacks(self, before: Known) -> list[str]:
+        """Return the sources that gave facts before and are unread here, or have lost facts.
+
+        A store keeps a row for each withdrawn fact, so one that lacks the row of an item's stock or ban was
+        lost. A rules file may have been emptied or removed.
         """
         missing = self._unread | ({"fact store"} - self._nonempty)
-        return sorted(missing & before._nonempty)
+        codes = np.array([self._code_of.get(item, NO_ITEM) for item in before.code_of], np.int64)
+        for (kind, store), were in before.codes.items():
+            expected = codes[were]
+            rows = self._numbers[kind].tables.get(store, EMPTY).codes
+            if not np.isin(expected[expected != NO_ITEM], rows).all():
+                missing.add("fact store")
+        return sorted(missing & before.sources)
 
     @property
     def rules_fault(self) -> str:
-        """Return why the rules file cannot be read, "" if it can."""
-        return self._rules_file.broken if self._rules_file is not None else ""
+        """Return why the rules file has not been read, "" if it has, or without one."""
+        if self._rules_file is None:
+            return ""
+        unread = "it is being written all the time" if "rules file" in self._unread else ""
+        return self._rules_file.broken or unread
 
     def excluded(self, at: float, store_id: str | None) -> np.ndarray:
         """Return the codes of items that are sold out, here or everywhere, or banned; int64."""
@@ -339,13 +365,13 @@ class Numbers:
     def __init__(self, excludes: float | None = None) -> None:
         """Create an empty table; `excludes` is the value that excludes an item, if the kind has one."""
         self._excludes = excludes
-        self._tables: dict[str | None, Table] = {}
+        self.tables: dict[str | None, Table] = {}  # by store, None for all stores
         # Store -> codes excluded without dates, and the rows that exclude for a time.
         self._excluded: dict[str | None, tuple[np.ndarray, Table]] = {}
 
     def __len__(self) -> int:
         """Return how many facts are known."""
-        return sum(len(table.codes) for table in self._tables.values())
+        return sum(len(table.codes) for table in self.tables.values())
 
     def add(self, facts: list[tuple[int, Fact]]) -> None:
         """Take facts in, each with its item's code."""
@@ -353,8 +379,8 @@ class Numbers:
         for code, fact in facts:
             by_store.setdefault(fact.store_id, []).append((code, fact))
         for store_id, group in by_store.items():
-            table = self._tables.get(store_id, EMPTY).with_rows(table_of(group))
-            self._tables[store_id] = table
+            table = self.tables.get(store_id, EMPTY).with_rows(table_of(group))
+            self.tables[store_id] = table
             if self._excludes is not None:
                 out = table.rows(table.value == self._excludes)
                 for_good = np.isneginf(out.valid_from) & np.isposinf(out.valid_until)
@@ -372,7 +398,7 @@ class Numbers:
         """Return the value of each code at a time; a store's value wins over the one for all stores."""
         values = np.full(len(codes), np.nan)
         for store in (None,) if store_id is None else (None, store_id):
-            if (table := self._tables.get(store)) is not None and len(table.codes):
+            if (table := self.tables.get(store)) is not None and len(table.codes):
                 table.look_up(codes, at, values)
         return values
 
@@ -396,14 +422,17 @@ class Coupons:
 
     def add(self, facts: list[tuple[int, Fact]]) -> None:
         """Take facts in, each with its item's code."""
+        changed: dict[tuple[str | None, str | None, int], list[Fact]] = {}
         for code, fact in facts:
-            scope = self._offers.setdefault((fact.store_id, fact.user_id), {})
-            coupon = fact.value if isinstance(fact.value, str) else None
-            starts, ends = _or(fact.valid_from, -np.inf), _or(fact.valid_until, np.inf)
-            new = Offer(fact.at, fact.fact_id, coupon, starts, ends)
+            changed.setdefault((fact.store_id, fact.user_id, code), []).append(fact)
+        for (store_id, user_id, code), group in changed.items():
+            scope = self._offers.setdefault((store_id, user_id), {})
             offers = {offer.coupon: offer for offer in scope.get(code, ())}
-            if coupon not in offers or offers[coupon].at <= new.at:
-                offers[coupon] = new
+            for fact in group:
+                coupon = fact.value if isinstance(fact.value, str) else None
+                starts, ends = _or(fact.valid_from, -np.inf), _or(fact.valid_until, np.inf)
+                if coupon not in offers or offers[coupon].at <= fact.at:
+                    offers[coupon] = Offer(fact.at, fact.fact_id, coupon, starts, ends)
             scope[code] = tuple(sorted(offers.values(), key=itemgetter(0, 1), reverse=True))
 
     def look_up(

@@ -290,12 +290,17 @@ class Catalogue:
     def __init__(self, statistics: Statistics, vocabulary: Mapping[str, list[str]]) -> None:
         self._statistics, self._vocabulary = statistics, vocabulary
 
-    def bind(self, rules: Sequence[Rule]) -> tuple[Rules, list[RuleProblem]]:
-        """Return rules over this catalogue's codes, and the problems with names that it lacks."""
+    def bind(self, rules: Sequence[Rule], hints: float = math.inf) -> tuple[Rules, list[RuleProblem]]:
+        """Return rules over this catalogue's codes, and the problems with names that it lacks.
+
+        Args:
+            rules: of a file.
+            hints: of the first so many problems, say which name was meant: each takes some 50 ms.
+        """
         problems: list[RuleProblem] = []
         codes: list[np.ndarray | None] = []
         for rule in rules:
-            chosen, missing = self._choose(rule)
+            chosen, missing = self._choose(rule, len(problems) < hints)
             codes.append(chosen)
             problems += missing + self._stores(rule)
         problems += _pinned_and_banned(rules, codes)
@@ -311,7 +316,7 @@ class Catalogue:
             RuleProblem(rule.line, f"{text}; the rule holds there all the same, check the spelling", False)
         ]
 
-    def _choose(self, rule: Rule) -> tuple[np.ndarray | None, list[RuleProblem]]:
+    def _choose(self, rule: Rule, hints: bool) -> tuple[np.ndarray | None, list[RuleProblem]]:
         """Return the codes of a rule's items: a match with any value of a selector, for all selectors."""
         problems = []
         chosen: np.ndarray | None = None
@@ -321,7 +326,7 @@ class Catalogue:
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
                 text = _unknown(len(values), selector, missing)
-                hint = self._meant(selector, missing[0]) or "check the spelling"
+                hint = (hints and self._meant(selector, missing[0])) or "check the spelling"
                 problems.append(RuleProblem(rule.line, f"{text}; passed over, {hint}", False))
         if chosen is not None and not len(chosen) and not problems:
             problems.append(RuleProblem(rule.line, "no item is chosen by all of its selectors", False))
@@ -393,7 +398,7 @@ class RulesFile(WatchedFile[Rules]):
 
         def read(place: Path) -> Rules:
             rules, warnings = read_rules(place)
-            bound, missing = catalogue.bind(rules)
+            bound, missing = catalogue.bind(rules, _MOST_LOGGED)
             for problem in (warnings + missing)[:_MOST_LOGGED]:
                 _log.warning("%s line %d: %s", place, problem.line, problem.text)
             bound.make_plans(time.time())

@@ -478,12 +478,13 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
             claimed.setdefault(claim, []).append(rule)
     for held in claimed.values():
         everywhere = [rule for rule in held if not rule.stores]
-        by_store: dict[str, list[Rule]] = {"": everywhere}
+        local: dict[str, list[Rule]] = {"": []}
         for rule in held:
             for store in rule.stores:
-                by_store.setdefault(store, [*everywhere]).append(rule)
-        for together in by_store.values():
-            together.sort(key=lambda rule: rule.starts)
+                local.setdefault(store, []).append(rule)
+        # Stores that the same rules name are looked at once.
+        for named in {tuple(map(id, named)): named for named in local.values()}.values():
+            together = sorted([*everywhere, *named], key=lambda rule: rule.starts)
             last: Rule | None = None
             for rule in together:
                 if last is not None and rule.starts < last.ends:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 Content = TypeVar("Content")
-Stamp = tuple[int, int]  # modified at, ns; size, bytes
-_NEVER: Stamp = (-1, -1)
+Stamp = tuple[int, ...]  # modified at and changed at, ns; inode; size, bytes
+_NEVER: Stamp = ()
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class WatchedFile(Generic[Content]):
     def _look(self) -> Stamp | None:
         try:
             stat = self._file.stat()
-            stamp: Stamp | None = (stat.st_mtime_ns, stat.st_size)
+            stamp: Stamp | None = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size)
         except FileNotFoundError:
             stamp = None
         self.settled, self._seen = stamp == self._seen, stamp

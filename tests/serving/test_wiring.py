@@ -21,6 +21,7 @@ from serving.release.champion import Champion
 from serving.release.signatures import SignatureInvalid
 from serving.schemas import Request
 from serving.settings import Settings
+from serving.shop.watched_file import WatchedFile
 from serving.stores.online_features import GuardedStore, MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
 from tests.serving.signed import write_keys
@@ -114,6 +115,23 @@ def test_an_endpoint_does_not_start_with_a_rules_file_that_it_cannot_read(
         pytest.raises(RulesUnread, match=r"rules\.yaml: line \d.*reco rules check"),
     ):
         run(Wiring(settings, MemoryStore(), observers=()), toy_bundle, None, http_socket, lambda event: None)
+
+
+def test_an_endpoint_does_not_start_while_its_rules_are_being_written(
+    toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, look = Settings(home=tmp_path), WatchedFile._look
+
+    def write_first(watched: WatchedFile[Any]) -> Any:
+        with settings.rules_path.open("a") as file:
+            file.write("# one more line\n")
+        return look(watched)
+
+    monkeypatch.setattr(WatchedFile, "_look", write_first)
+    monkeypatch.setattr("serving.shop.facts.POLL_S", 0.01)
+    wiring = Wiring(settings, MemoryStore(), observers=(), door=StubDoor)
+    with socket.socket() as http_socket, pytest.raises(RulesUnread, match="is being written"):
+        run(wiring, toy_bundle, None, http_socket, lambda event: None)
 
 
 def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path: Path) -> None:

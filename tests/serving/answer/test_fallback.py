@@ -66,6 +66,22 @@ def test_best_sellers_are_those_of_a_known_store(recommender: Recommender) -> No
     assert {(item.source, item.reason) for item in local} == {("store", "popular in this store")}
 
 
+def test_best_sellers_of_the_chain_follow_those_of_the_store(recommender: Recommender) -> None:
+    statistics = recommender.bundle.statistics
+    of_store = statistics.best_of_store("store-1")
+    assert of_store is not None
+    basket = tuple(statistics.item_ids[of_store[2:]].tolist())
+    request = replace(REQUEST, store_id="store-1", basket=basket)
+    answer = recommender.fallback(request, "test")
+    rest = [code for code in statistics.popular.tolist() if code not in of_store]
+    expected = [*of_store[:2].tolist(), *rest][: request.k]
+    assert len(expected) > 2, "the chain sells something else"
+    assert [item.item_id for item in answer.items] == statistics.item_ids[expected].tolist()
+    assert [item.source for item in answer.items] == ["store"] * 2 + ["popular"] * (len(expected) - 2)
+    assert (answer.items[1].reason, answer.items[2].reason) == ("popular in this store", "popular now")
+    assert answer.rung == "segment"
+
+
 def test_best_sellers_exclude_the_basket(recommender: Recommender) -> None:
     items = best_sellers(recommender.bundle, recommender.facts, replace(REQUEST, basket=("1000000",)))
     assert [item.item_id for item in items] == ["1000001", "1000002", "1000003", "1000004"]

@@ -107,7 +107,7 @@ def check_order(bundle: Bundle, request: Request, response: Response) -> None:
     statistics = bundle.statistics
     codes = statistics.codes([item.item_id for item in response.items])
     if response.rung in {"segment", "popular"}:
-        sellers = sellers_of(bundle, request).tolist()
+        sellers = sellers_of(bundle, request)
         places = [sellers.index(code) for code in codes.tolist()]
         assert places == sorted(places)
         return
@@ -146,9 +146,10 @@ def check_reasons(recommender: Recommender, request: Request, response: Response
             assert code in near_of(recommender, request)
 
 
-def sellers_of(bundle: Bundle, request: Request) -> np.ndarray:
+def sellers_of(bundle: Bundle, request: Request) -> list[int]:
     row = bundle.statistics.store_row.get(str(request.store_id))
-    return bundle.statistics.popular if row is None else bundle.statistics.store_popular[row]
+    of_store = [] if row is None else bundle.statistics.store_popular[row].tolist()
+    return list(dict.fromkeys([*of_store, *bundle.statistics.popular.tolist()]))
 
 
 def near_of(recommender: Recommender, request: Request) -> np.ndarray:

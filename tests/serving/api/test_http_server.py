@@ -60,6 +60,10 @@ async def broken(scope: Any, body: bytes) -> bytes:
     raise ZeroDivisionError
 
 
+async def long(scope: Any, body: bytes) -> bytes:
+    return LONG
+
+
 BEGAN, ENDED = [0], [0]  # calls of `hang`
 
 
@@ -80,7 +84,7 @@ def served(
 
     async def run() -> None:
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
-        limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang})
+        limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang, "/long": long})
         with socket.create_server(("127.0.0.1", 0)) as listening:
             server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -423,6 +427,21 @@ def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> N
         assert BEGAN == ENDED
 
     served(scenario)
+
+
+def test_a_client_that_leaves_without_reading_its_answers_makes_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(ask: Ask) -> None:
+        _, writer = await ask()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(2 * GOOD.replace(b"/echo", b"/long"))
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+        await asyncio.sleep(0.2)
+
+    served(scenario)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:

@@ -75,6 +75,7 @@ def test_every_input_of_an_answer_is_part_of_its_key() -> None:
         key_of(ask(item(1), item(2), at=AT + HOUR_S), ROW),
         key_of(ask()),
         key_of(replace(ask(item(1), item(2)), profile="premium")),
+        answer_key(STATISTICS, ask(item(1), item(2)), ROW, lines=1),
         answer_key(STATISTICS, ask(item(1), item(2)), None, b"some rules"),
         answer_key(STATISTICS, ask(item(1), item(2)), None, b"other ones"),
     ]

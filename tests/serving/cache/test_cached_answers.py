@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, open_recommender
@@ -22,7 +23,7 @@ from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
-from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed
+from serving.errors import DeadlineExceeded, Overloaded, RankerUnavailable, RankingFailed, ScoresInvalid
 from serving.prediction_log import PredictionLog, feature_rows, read_log
 from serving.release.bundle import Bundle
 from serving.schemas import Call, Request, Response
@@ -30,8 +31,9 @@ from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 from serving.stages.reranking import Ranked
 from serving.stages.retrieval import Quotas
-from serving.stores.online_features import MemoryStore, open_store
+from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.chaos.procs import eventually
+from tests.conftest import make_row
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
@@ -324,6 +326,16 @@ def test_a_warm_cache_answers_without_the_ranker(
     assert not rank.turns
 
 
+def test_a_list_with_a_score_that_is_not_finite_warms_nothing(
+    cached: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "rank", lambda dense, _: np.full(len(dense), np.nan, np.float32))
+    with pytest.raises(ScoresInvalid):
+        cached.warm(NOBODY)
+    assert cached.answers is not None
+    assert len(cached.answers) == 0
+
+
 def test_an_unreadable_log_warms_nothing_and_is_reported(
     cached: Recommender, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -409,6 +421,31 @@ def test_the_fallback_may_be_the_last_hours_or_the_anonymous_list(cached: Recomm
     (nobody,) = ask_all(cached, Counting(), replace(KNOWN, user_id=None))
     (as_nobody,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
     assert (as_nobody.rung, shown(as_nobody)) == ("cached", shown(nobody))
+
+
+def test_a_list_of_after_a_purchase_is_not_shown_before_it(toy_bundle: Path, toy_opened: Bundle) -> None:
+    store, asked = MemoryStore(), Request(("1000010",), AT, "u", None, 10, "r1")
+    bought = [(AT - 9e6, ["1000005"], 1.0, 0.0), (AT - 1, ["1000003"], 1.0, 0.0)]
+    store.write("u", UserRow(pack(make_row(bought), "u"), AT))
+    cached, computed = (
+        open_recommender(toy_bundle, store, answers=answers, open_bundle=lambda _: toy_opened)
+        for answers in (AnswerCache(), None)
+    )
+    (after,), (before,) = (ask_all(cached, Counting(), replace(asked, at=at)) for at in (AT, AT - 2))
+    assert shown(after) != shown(before) == shown(computed.recommend(replace(asked, at=AT - 2)))
+    # An hour later the row is the same, and all of it lies before the request.
+    (later,) = ask_all(cached, Counting(RankerUnavailable("gone")), replace(asked, at=AT + 3_598))
+    assert (later.rung, shown(later)) == ("cached", shown(after))
+
+
+def test_requests_with_and_without_a_key_count_once(cached: Recommender) -> None:
+    def refused() -> float:
+        labels = {"level": "process", "outcome": "refused"}
+        return REGISTRY.get_sample_value("reco_cache_lookups_total", labels) or 0.0
+
+    before = refused()
+    ask_all(cached, Counting(RankerUnavailable("gone")), replace(KNOWN, k=16))
+    assert refused() == before + 1
 
 
 def test_a_list_of_another_request_is_no_fallback(cached: Recommender) -> None:

@@ -388,6 +388,32 @@ def test_a_server_that_keeps_failing_gets_no_more_requests(serve: Callable[[Say]
         assert len(server.requests) == asked
 
 
+def test_calls_without_a_fair_time_open_no_breaker_and_change_no_address(
+    serve: Callable[[Say], Server],
+) -> None:
+    server = serve(always(NEVER))
+    both = ["127.0.0.1", "127.0.0.2"]
+    url = f"http://recommender.shop:{server.port}"
+    with Client(url, BEST, deadline_ms=PATIENT_MS, resolve=lambda host, port: both) as asking:
+        for _ in range(attempts.FAILURES + 1):
+            answer = asking.recommend(["b2"], deadline_ms=attempts.FAIR_S * 500)
+            check_fallback(answer, answers.DEADLINE_EXCEEDED)
+        assert asking._loop_thread is not None
+        addresses = asking._loop_thread._caller._addresses
+        eventually(lambda: addresses._addresses != ())
+        assert addresses._addresses[0] == both[0]
+
+
+def test_the_calls_of_a_client_with_a_short_deadline_open_the_breaker(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FAIR_S", 10.0)  # longer than the client's own deadline
+    with Client(serve(always(NEVER)).url, BEST, deadline_ms=2 * SHORT_MS) as asking:
+        for _ in range(attempts.FAILURES):
+            asking.recommend(["b2"])
+        check_fallback(asking.recommend(["b2"]), answers.CIRCUIT_OPEN)
+
+
 def test_refused_requests_leave_the_breaker_closed(serve: Callable[[Say], Server]) -> None:
     with Client(serve(always(http(400, b"{}"))).url, BEST, deadline_ms=PATIENT_MS) as asking:
         for _ in range(2 * attempts.FAILURES):
@@ -402,6 +428,24 @@ def test_an_unresolvable_name_gives_a_fallback(ask: Ask) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     check_fallback(ask("http://recommender.shop", options={"resolve": gone}), answers.NAME_UNRESOLVED)
+
+
+def test_a_look_up_that_fails_in_any_way_is_followed_by_another(
+    serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "NO_NAME_TTL_S", 0.0)
+    looked_up: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        looked_up.append(host)
+        if len(looked_up) == 1:
+            raise RuntimeError("a fault of a resolver's library")
+        return ["127.0.0.1"]
+
+    url = f"http://recommender.shop:{serve(good).port}"
+    with Client(url, BEST, deadline_ms=1_000.0, resolve=resolve) as asking:
+        check_fallback(asking.recommend(["b2"]), answers.NAME_UNRESOLVED)
+        assert not asking.recommend([]).degraded
 
 
 def test_a_known_address_outlives_the_name_service(
@@ -558,9 +602,11 @@ def test_the_best_sellers_are_k_without_the_basket(k: int, items: list[str]) -> 
         check_fallback(asking.recommend(["b1", "b3", "other"], k=k), "server_error", items)
 
 
-@pytest.mark.parametrize("url", ["recommender:8080", "ftp://recommender", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["recommender:8080", "ftp://recommender", "http://", "", "http://[::1", "http://recommender:70000"]
+)
 def test_an_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="expected http"):
         Client(url, BEST)
 
 
@@ -739,6 +785,35 @@ print(*late)
     command = [sys.executable, "-c", program, serve(good).url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.slow
+def test_a_fork_during_the_first_call_can_use_the_client(serve: Callable[[Say], Server]) -> None:
+    program = """
+import os, sys, threading
+from serving.client import client as module
+real, inside, forked = module.EndpointCaller, threading.Event(), threading.Event()
+def connect(*given):
+    inside.set()
+    forked.wait(60)
+    return real(*given)
+module.EndpointCaller = connect
+client = module.Client(sys.argv[1], [], deadline_ms=20_000)
+first = threading.Thread(target=client.recommend, args=([],))
+first.start()
+inside.wait()
+late = client.recommend([], deadline_ms=50)
+assert late.degraded_reason == "deadline_exceeded", "another thread holds the lock"
+child = os.fork()
+forked.set()
+if not child:
+    os._exit(0 if not client.recommend([]).degraded else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+first.join()
+client.close()
+"""
+    command = [sys.executable, "-c", program, serve(good).url]
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.slow

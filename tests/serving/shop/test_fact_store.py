@@ -86,6 +86,14 @@ def test_only_changed_facts_are_read_again(store: FactStore) -> None:
     assert all_of(store, sequence)[0] == [price("a", 2.0, AT + 1)]
 
 
+def test_a_reader_that_is_ahead_of_all_facts_begins_again(store: FactStore) -> None:
+    """The store was lost, and the clock of the one that wrote it again is slow."""
+    store.write([price("a"), price("b")])
+    sequence = store.changed_since(0)[1]
+    assert store.changed_since(sequence) == ([], sequence)
+    assert store.changed_since(sequence + 1) == ([], 0)
+
+
 def test_every_field_of_a_fact_round_trips(store: FactStore) -> None:
     fact = Fact("ä-1", "coupon", "item 7", "SAVE", AT + 1e-6, "s1", "u1", AT, AT + 0.25)
     store.write([fact])
@@ -142,7 +150,7 @@ def test_an_invalid_store_is_reported_without_its_password() -> None:
 def test_reading_does_not_create_a_missing_file(tmp_path: Path) -> None:
     file = tmp_path / "facts.db"
     store = SqliteFactStore(file)
-    assert store.changed_since(5) == ([], 5)
+    assert store.changed_since(5) == ([], 0)
     assert not file.exists()
 
 
@@ -192,10 +200,14 @@ def test_a_corrupt_row_is_skipped_and_the_others_are_read(
     store = SqliteFactStore(tmp_path / "facts.db")
     store.write([price("a"), price("b")])
     with sqlite3.connect(tmp_path / "facts.db") as file:
-        file.execute("UPDATE facts SET ranked = ? WHERE key = ?", (b"0\x00{}", price("a").key))
+        file.execute("UPDATE facts SET ranked = ? WHERE key = ?", (b"0\x00{}", price("b").key))
     file.close()
-    assert [fact.item_id for fact in all_of(store)[0]] == ["b"]
+    found, sequence = all_of(store)
+    assert [fact.item_id for fact in found] == ["a"]
     assert "a stored fact is left out: fact_id" in caplog.text
+    caplog.clear()
+    assert all_of(store, sequence) == ([], sequence)
+    assert not caplog.records, "it is told once"
 
 
 def write_from_a_process(url: str, said: list[Fact]) -> None:

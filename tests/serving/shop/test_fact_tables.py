@@ -1,9 +1,12 @@
 """The facts in force for an item, a time and a store, against a plain scan of the same facts."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +118,22 @@ def test_null_withdraws_earlier_coupons() -> None:
     assert shown(facts, 5.0, "u1") == "MINE"
     assert shown([*facts, coupon("NEW", 3.0)], 5.0) == "NEW"
     assert shown([*facts, coupon("NEW", 3.0)][::-1], 5.0) == "NEW"
+
+
+def test_many_coupons_of_one_item_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def counted(offers: Collection[Any], **how: Any) -> list[Any]:
+        rows.append(len(offers))
+        return sorted(offers, **how)
+
+    monkeypatch.setattr("serving.shop.facts.sorted", counted, raising=False)
+    coupons, ends = Coupons(), [float(number) for number in range(1, 501)]
+    coupons.add([coupon(f"C{end:g}", 1_000 - end, until=end) for end in ends])
+    assert rows == [500]
+    assert [coupons.look_up(np.array([0]), end - 1, None, None) for end in ends] == [
+        [f"C{end:g}"] for end in ends
+    ]
 
 
 def test_a_coupon_ends_by_a_repeated_fact_with_an_end_time() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -197,29 +197,50 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
         file.write_text("{")
         store.broken = True
         eventually(lambda: whole.state == "unavailable")
-        assert whole.lacks(before) == [], "what it has read it keeps"
+        assert whole.lacks(before.known()) == [], "what it has read it keeps"
         with live() as blind, live() as other:
             assert blind.state == "unavailable"
-            assert blind.lacks(before) == ["fact store", "rules file"]
-            assert other.lacks(blind) == [], "nothing is lost that nobody knew"
+            assert blind.lacks(before.known()) == ["fact store", "rules file"]
+            assert other.lacks(blind.known()) == [], "nothing is lost that nobody knew"
             store.broken = False
-            eventually(lambda: blind.lacks(before) == ["rules file"])
+            eventually(lambda: blind.lacks(before.known()) == ["rules file"])
             assert blind.state == "unavailable", "the file still is"
             file.unlink()
-            eventually(lambda: blind.lacks(before) == [])
+            eventually(lambda: blind.lacks(before.known()) == [])
             eventually(lambda: blind.state == "ready")
 
 
 def test_a_store_that_lost_its_facts_is_named(tmp_path: Path) -> None:
     """An empty replica took over: the one that answers has read the facts of before."""
-    store = SqliteFactStore(tmp_path / "facts.db")
-    store.write([stock("i1", 0)])
+    store, other = SqliteFactStore(tmp_path / "facts.db"), Catalogue()
+    other.code_of = {f"i{n}": 9 - n for n in range(9, 1, -1)}
+    recall = Fact("recall", "ban", "i3", 1.0, NOW, "s")
+    store.write([stock("i1", 0), stock("i2", 0), recall])
     with closing(LiveFacts(CATALOGUE, store)) as before:
-        empty = SqliteFactStore(tmp_path / "empty.db")
-        with closing(LiveFacts(CATALOGUE, empty)) as after:
-            assert (after.state, after.lacks(before)) == ("ready", ["fact store"])
-            empty.write([stock("i2", 3)])
-            eventually(lambda: after.lacks(before) == [])
+        known, empty = before.known(), SqliteFactStore(tmp_path / "empty.db")
+        with closing(LiveFacts(cast(Any, other), empty)) as after:
+            assert (after.state, after.lacks(known)) == ("ready", ["fact store"])
+            for lost in (Fact("p", "price", "i2", 2.0, NOW), stock("i3", 0), stock("i2", 0, "s")):
+                empty.write([lost])
+                eventually(lambda: after._sequence == empty.changed_since(0)[1])
+                assert after.lacks(known) == ["fact store"], "it has other facts alone"
+            empty.write([stock("i2", 3), recall])
+            eventually(lambda: after.lacks(known) == [])
+
+
+def test_facts_that_a_slow_clock_wrote_after_a_loss_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, slow = SqliteFactStore(tmp_path / "facts.db"), time.time_ns() - 30_000_000_000
+    writer.write([stock("i1", 0)])
+    with closing(LiveFacts(CATALOGUE, SqliteFactStore(tmp_path / "facts.db"))) as live:
+        writer.close()
+        for part in tmp_path.iterdir():
+            part.unlink()
+        monkeypatch.setattr("serving.shop.fact_store.time.time_ns", lambda: slow)
+        writer.write([stock("i2", 0)])
+        eventually(lambda: excluded(live) == [1, 2])
+    writer.close()
 
 
 def test_an_item_that_costs_and_is_free_has_no_margin(tmp_path: Path) -> None:
@@ -279,7 +300,7 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(
         each.write([stock("i1", 0), stock("i2", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as before, closing(LiveFacts(CATALOGUE, half)) as live:
         assert excluded(live) == [1]
-        assert live.lacks(before) == ["fact store"]
+        assert live.lacks(before.known()) == ["fact store"]
 
 
 def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from serving.release.bundle import load_bundle
 from serving.schemas import Request, Response
 from serving.shop.fact_store import SqliteFactStore
 from serving.shop.facts import LiveFacts
-from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules
+from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules, RulesFile
 from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
@@ -86,6 +86,28 @@ def test_unknown_catalogue_names_are_reported_and_skipped() -> None:
     ]
     assert bound.plan(AT, None).banned.tolist() == [3]
     assert bound.plan(AT, None).pins.tolist() == []
+
+
+def test_the_watched_file_gets_hints_for_the_problems_that_it_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each hint compares a name with all of the catalogue, in the thread that reads the stock."""
+    file, asked = tmp_path / "rules.yaml", list[str]()
+
+    def did_you_mean(word: str, known: Iterable[str]) -> str:
+        asked.append(word)
+        return "did you mean another?"
+
+    monkeypatch.setattr("serving.shop.rules.did_you_mean", did_you_mean)
+    names = "".join(f"  - {{name: r{number}, types: [typ {number}]}}\n" for number in range(500))
+    file.write_text(f"ban:\n{names}")
+    watched = RulesFile(file, MADE, VOCABULARY)
+    assert watched.changed() is None
+    assert len(watched.changed() or ()) == 500
+    assert asked == [f"typ {number}" for number in range(10)]
+    assert caplog.text.count("did you mean another?") == 10
+    bind(file.read_text())
+    assert len(asked) == 510, "a check gives all of them"
 
 
 def test_a_store_without_sales_is_reported() -> None:
@@ -554,8 +576,6 @@ def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
 
 def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path, tmp_path: Path) -> None:
     """A new bundle that would show banned items must not take over."""
-    from serving.shop.rules import RulesFile
-
     bundle, file = load_bundle(toy_bundle), tmp_path / "rules.yaml"
 
     def live() -> LiveFacts:
@@ -565,9 +585,9 @@ def test_a_failed_read_of_rules_is_seen_against_another_reader(toy_bundle: Path,
     before = live()
     file.write_text("ban: [")
     blind = live()
-    assert blind.lacks(before) == ["rules file"]
+    assert blind.lacks(before.known()) == ["rules file"]
     file.write_text("ban:\n  - {name: a, types: [type 1]}\n")
-    eventually(lambda: not blind.lacks(before))
+    eventually(lambda: not blind.lacks(before.known()))
     before.close()
     blind.close()
 

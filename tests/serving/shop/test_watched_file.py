@@ -108,7 +108,17 @@ def test_content_that_comes_back_with_its_old_time_ends_the_fault(tmp_path: Path
     assert watched.broken
     file.write_text("7")
     os.utime(file, ns=(good, good))
-    assert (two_looks(watched), watched.broken) == ([None, None], "")
+    assert (two_looks(watched), watched.broken) == ([None, 7], "")
+
+
+def test_a_file_in_the_place_of_another_of_the_same_time_and_length_is_read(tmp_path: Path) -> None:
+    file, other = tmp_path / "number", tmp_path / "other"
+    watched = WatchedFile(file, read, 0)
+    for number, path in ((7, file), (8, other)):
+        path.write_text(str(number))
+        os.utime(path, ns=(1, 1))
+        path.replace(file)
+        assert two_looks(watched) == [None, number]
 
 
 def test_a_file_is_read_again_after_a_failed_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
