@@ -261,8 +261,8 @@ class BundleParams:
     together: int = Quotas.together  # candidates often bought with the basket's items
     week: int = Quotas.week  # candidates that sold best in the last 7 days, counted each night
     # Candidates from the two towers' index. The default profile does not ask for them: beside the week's best
-    # sellers and enough partners they bring nothing (docs/explanation/retrieval.md). Profiles with a filter ask
-    # for 300.
+    # sellers and enough partners they bring nothing (docs/explanation/retrieval.md). Profiles with a filter
+    # ask for 300.
     tower: int = 0
     store: int = Quotas.store  # candidates that sell best in the shopper's store
     candidates: int = Quotas.total  # candidates of all sources that are ranked

@@ -255,7 +255,7 @@ def full(found: Any) -> str:
         "## All five teachers\n\n"
         f"Commit {found['commit']}, {machine}. The second run had the tests beside it.\n\n"
         + table(columns, rows)
-        + "\nIts intervals are of each run alone: they do not compare the two. `full.json` has these numbers.\n"
+        + "\nAn interval is of one run alone: it does not compare the two. `full.json` has these numbers.\n"
     )
 
 
