@@ -1,7 +1,6 @@
 """The endpoint as a client sees it: real HTTP and gRPC against a process of its own."""
 
 import asyncio
-import gc
 import gzip
 import json
 import os
@@ -608,12 +607,9 @@ def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
     monkeypatch.setattr("serving.api.endpoint.rehearse", rehearsed)
     with socket.socket() as http:
         http.bind(("127.0.0.1", 0))
-        endpoint = Endpoint(settings, http)
-        try:
-            endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
-        finally:
-            gc.unfreeze()
-    assert steps == ["rehearsed", "ready", "ended"]
+        endpoint = Endpoint(settings, http, freeze=lambda: steps.append("frozen"))
+        endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
+    assert steps == ["rehearsed", "frozen", "ready", "ended"]
 
 
 @pytest.mark.slow  # importing kserve takes seconds
