@@ -7,6 +7,7 @@ module imports its own needs.
 import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import runpy
@@ -96,6 +97,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
     root = Path(__file__).parent
     items.sort(key=lambda item: place.get(item.path.relative_to(root).as_posix(), len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live to the end: no later collection has to look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 # Reasons for which CI may skip a test. Any other, a missing package say, would drop tests silently.

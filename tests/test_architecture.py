@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+from tests.docs.source import tree
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
@@ -54,10 +57,6 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
 def body(function: ast.FunctionDef) -> list[ast.stmt]:
     """The statements of a function without its docstring."""
     return function.body[1:] if ast.get_docstring(function) else function.body
@@ -79,6 +78,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+@cache
 def declared(*extras: str) -> set[str]:
     """The distributions that pyproject.toml requires: base and the named extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -217,21 +217,38 @@ def few_repeats() -> Iterator[None]:
         yield
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, place: Path, train: Callable[[Path], object]) -> Path:
+    """Train a ranker once for all workers, and copy it to this worker's `place`."""
+    from tests.conftest import of_all_workers  # not above: programs of tests import this module
+
+    with of_all_workers(tmp_path_factory, f"planted_{place.name}") as made:
+        if not (made / "manifest.json").exists():  # the last file
+            train(made)
+    shutil.copytree(made, place)
+    return place
+
+
 @pytest.fixture(scope="session")
-def teacher(shop: Path, few_repeats: None) -> Path:
+def teacher(tmp_path_factory: pytest.TempPathFactory, shop: Path, few_repeats: None) -> Path:
     """A small DLRM that has found the planted signal."""
     from components.ranker.train_ranker import train_ranker
 
     params = {"dlrm": {"size": {"hidden": 32}, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}}
-    train_ranker(shop / "examples", shop / "statistics", shop / "teacher", "dlrm", params)
-    return shop / "teacher"
+    return made_once(
+        tmp_path_factory,
+        shop / "teacher",
+        lambda place: train_ranker(shop / "examples", shop / "statistics", place, "dlrm", params),
+    )
 
 
 @pytest.fixture(scope="session")
-def student(shop: Path, teacher: Path) -> Path:
+def student(tmp_path_factory: pytest.TempPathFactory, shop: Path, teacher: Path) -> Path:
     """What was distilled from the teacher."""
     from components.ranker.distill_ranker import distill_ranker
 
     params = {"hidden": 32, "epochs": 4, "batch_size": 16, "learning_rate": 0.01}
-    distill_ranker(shop / "examples", shop / "statistics", [teacher], shop / "student", params)
-    return shop / "student"
+    return made_once(
+        tmp_path_factory,
+        shop / "student",
+        lambda place: distill_ranker(shop / "examples", shop / "statistics", [teacher], place, params),
+    )

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.toy_shop import held_out, request_basket, toy_dataset, user_name
 from pipelines.run.runs import find_run, list_runs
 from tests.chaos.procs import eventually
+from tests.docs.reference import program
 from tests.docs.source import ROOT, shell_lines
 from tests.pipelines.conftest import toy_home
-from tests.programs import environment, run_python
+from tests.programs import environment
 
 PROGRAM = "from tests.docs.reference import program; program()()"
 USER, AT = 4, "2024-06-12T10:00:00Z"
@@ -50,7 +52,9 @@ def test_no_step_fails_from_own_purchases_to_a_ban_and_a_drift_report(tmp_path: 
     }
 
     def reco(words: str) -> str:
-        return run_python("-W", "ignore", "-c", PROGRAM, "--home", home, *words.split(), timeout_s=1_800)
+        done = CliRunner().invoke(program(), ["--home", str(home), *words.split()])
+        assert done.exit_code == 0, done.output
+        return done.stdout
 
     def words_of(page: str, line: str) -> str:
         """Return a command of a page with the values of this shop."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -264,14 +265,19 @@ def autoscaling(documents: Documents) -> Iterator[str]:
             yield f"{target}: without metrics it would have too few pods or too many"
 
 
-def alerts(documents: Documents) -> Iterator[str]:
+@cache
+def job_of_the_alerts() -> str:
     selector = re.fullmatch(r'job="(.+)"', read_slo()["selector"])
     assert selector
+    return selector[1]
+
+
+def alerts(documents: Documents) -> Iterator[str]:
     for monitor in of_kind(documents, "PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
             jobs = [one.get("replacement") for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
-            if jobs != [selector[1]]:
-                yield f"{name_of(monitor)}: the job is {jobs}, and the alerts select {selector[1]}"
+            if jobs != [job_of_the_alerts()]:
+                yield f"{name_of(monitor)}: the job is {jobs}, and the alerts select {job_of_the_alerts()}"
     named = [group["name"] for one in of_kind(documents, "PrometheusRule") for group in one["spec"]["groups"]]
     if not named:
         yield "no PrometheusRule: no alert fires on the cluster"

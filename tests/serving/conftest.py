@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import faiss
 import httpx
@@ -32,6 +34,7 @@ from tests.chaos.rows import write_store
 
 CUT = datetime(2017, 11, 27, 5, tzinfo=UTC)
 ITEMS, TYPES, STORES, WIDTH = 240, 12, 3, 8
+V1 = "/v1/models/checkout:predict"
 
 
 def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str]]]:
@@ -211,6 +214,18 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
+
+
+def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
+    answer = client.post(V1, json={"instances": [request]})
+    assert answer.status_code == 200, answer.text
+    (prediction,) = answer.json()["predictions"]
+    return prediction
+
+
+def connect(http: str) -> socket.socket:
+    host, port = http.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
 
 
 @pytest.fixture(scope="session")

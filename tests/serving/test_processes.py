@@ -424,25 +424,6 @@ def test_the_records_that_a_killed_process_loses_are_counted(
     assert missing.total() <= counts["lost"]
 
 
-@pytest.mark.slow
-def test_children_do_not_outlive_their_parent_and_its_ports_are_free(
-    toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
-) -> None:
-    running = start_endpoint(toy_bundle, replace(settings, log=False))
-    pids = workers(running.process.pid)
-    http, grpc = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
-    running.process.kill()
-    running.process.wait()
-    again = replace(settings, log=False, http_port=http, grpc_port=grpc)
-    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
-    with subprocess.Popen(command, env=again.to_env(), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any('"event": "ready"' in line for line in process.stderr), "on the same ports, at once"
-        process.terminate()
-        process.communicate(timeout=60)
-    eventually(lambda: not any(alive(pid) for pid in pids), 60)
-
-
 def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -459,18 +440,31 @@ def test_an_error_in_every_process_ends_the_endpoint_with_its_message(
 
 
 @pytest.mark.slow
-def test_several_processes_report_a_port_in_use_at_once(
+def test_a_port_in_use_is_reported_at_once_and_free_when_its_holder_is_killed(
     toy_bundle: Path, settings: Settings, start_endpoint: Callable[..., Any]
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
     http, grpc_port = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
-    for processes in (1, 2):
-        for ports, variable in (((http, 0), "RECO_HTTP_PORT"), ((0, grpc_port), "RECO_GRPC_PORT")):
-            other = replace(settings, http_port=ports[0], grpc_port=ports[1], processes=processes)
-            code, said = refused_start(toy_bundle, other)
-            assert code == 4
-            assert len(said.splitlines()) == 1
-            assert variable in said
+    for processes, ports, variable in (
+        (1, (0, grpc_port), "RECO_GRPC_PORT"),
+        (2, (0, grpc_port), "RECO_GRPC_PORT"),
+        (2, (http, 0), "RECO_HTTP_PORT"),
+    ):
+        other = replace(settings, http_port=ports[0], grpc_port=ports[1], processes=processes)
+        code, said = refused_start(toy_bundle, other)
+        assert code == 4
+        assert len(said.splitlines()) == 1
+        assert variable in said
     assert [json.loads(line)["event"] for line in running.stderr] == ["ready"]
-    running.process.send_signal(signal.SIGTERM)
-    assert running.process.wait(60) == 0
+
+    pids = workers(running.process.pid)
+    running.process.kill()
+    running.process.wait()
+    again = replace(settings, log=False, http_port=http, grpc_port=grpc_port)
+    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
+    with subprocess.Popen(command, env=again.to_env(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any('"event": "ready"' in line for line in process.stderr), "on the same ports, at once"
+        process.terminate()
+        process.communicate(timeout=60)
+    eventually(lambda: not any(alive(pid) for pid in pids), 60)

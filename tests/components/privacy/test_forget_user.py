@@ -424,7 +424,7 @@ def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> Non
     """What was done stays done, nothing is damaged, and the tombstone was there first."""
     before, lock = others(home), home / "forget.lock"
     stops = 0
-    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 0.9):
+    for delay_s in (0.0, 0.05, 0.15, 0.4, 0.9):
         with subprocess.Popen([sys.executable, "-c", FORGET, str(home)], stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             process.stdin.write(USER.encode())
@@ -436,7 +436,7 @@ def test_killed_at_any_moment_and_done_again_it_ends_the_same(home: Path) -> Non
         assert Forgotten.load(home).until(USER) is not None or found(home, USER)
         assert others(home) == before
         lock.write_text("")
-    assert stops > 3
+    assert stops > 2
     assert forget_user(settings_of(home), USER).exit_code == 0
     for file in home.rglob(".*.part"):  # they go once no process can be writing them
         os.utime(file, (time.time() - 3_600,) * 2)

@@ -137,8 +137,9 @@ def test_a_student_of_two_names_both(
 
 @pytest.mark.slow
 def test_a_student_that_has_not_learnt_is_refused(
-    teacher: Path, shop: Path, tmp_path: Path, few_repeats: None
+    teacher: Path, shop: Path, tmp_path: Path, few_repeats: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     lazy = {"hidden": 8, "epochs": 1, "batch_size": 500, "learning_rate": 1e-9}
     with pytest.raises(ParityFailed, match="too far from its parent"):
         distill_ranker(shop / "examples", shop / "statistics", [teacher], tmp_path / "student", lazy)

@@ -18,8 +18,8 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
 ) -> None:
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
     monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)  # how good a ranker is does not matter
-    # One of each kind: tables and layers, a sequence, trees. Each is trained in test_train_ranker.py.
-    kinds = {name: RANKERS[name] for name in ("dlrm", "sequence", "gradient_boosting")}
+    # Layers, which are taught, and trees: each ranker is trained in test_train_ranker.py.
+    kinds = {name: RANKERS[name] for name in ("dlrm", "gradient_boosting")}
     monkeypatch.setattr("pipelines.bench.compression.RANKERS", kinds)
     monkeypatch.setattr("pipelines.bench.compression.TORCH", TORCH[:1])  # compiled: test_compile_ranker.py
     results = bench_compression(toy_training_line, tmp_path)

@@ -19,7 +19,7 @@ def test_latency_is_measured_in_process_and_over_http(
         for n in range(20)
     ]
     settings = Settings(home=tmp_path / "home", store_url=toy_store, deadline_ms=30_000.0)
-    result = bench_latency(toy_bundle, requests, tmp_path / "out", seconds=3.0, settings=settings)
+    result = bench_latency(toy_bundle, requests, tmp_path / "out", seconds=0.5, settings=settings)
     assert list(result["arms"]) == ["in_process", "http_one_at_a_time"]
     for arm in result["arms"].values():
         assert (arm["failed"], arm["degraded"]) == (0, 0)

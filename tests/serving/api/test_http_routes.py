@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender
-from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, routes
+from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, Route, routes
 from serving.api.problems import problem
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import InvalidRequest, Overloaded
@@ -154,12 +154,21 @@ def send(
     method: str = "POST",
     ends: bool = True,
     settings: Settings = SETTINGS,
-) -> tuple[int, dict[str, Any]]:
-    """Send the chunks; `ends=False` leaves the body open for ever. Status 0 means no answer was given."""
+    path: str = "/",
+    own: Mapping[str, Route] | None = None,
+    first: dict[str, Any] | None = None,
+) -> tuple[int, dict[str, Any], list[tuple[bytes, bytes]]]:
+    """Send the chunks, after the message `first`; return status, body and headers of the answer.
+
+    `ends=False` leaves the body open for ever. Status 0 means no answer was given.
+    """
     waiting = list(chunks)
+    before = [first] if first else []
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
+        if before:
+            return before.pop()
         if waiting:
             chunk = waiting.pop(0)
             return {"type": "http.request", "body": chunk, "more_body": bool(waiting) or not ends}
@@ -170,15 +179,16 @@ def send(
         sent.append(message)
 
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": method, "path": "/", "headers": raw}
-    asyncio.run(Limits(echo, settings)(scope, receive, take))
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    asyncio.run(Limits(echo, settings, own)(scope, receive, take))
     if not sent:
-        return 0, {}
-    return sent[0]["status"], orjson.loads(sent[1]["body"])
+        return 0, {}, []
+    start, body = sent
+    return start["status"], orjson.loads(body["body"]), start["headers"]
 
 
 def test_a_valid_body_is_passed_on_whole_as_json() -> None:
-    status, answer = send(
+    status, answer, _ = send(
         [b'{"a"', b": 1}"], headers={"Content-Type": "text/plain", "CE-Id": "7", "X-Request-Id": "r"}
     )
     assert status == 200
@@ -192,19 +202,9 @@ def test_a_prefetch_without_time_is_a_429() -> None:
     async def refuses(scope: Any, body: bytes) -> bytes:
         raise Overloaded("overloaded: ask later")
 
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def take(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/own", "headers": []}
-    asyncio.run(Limits(echo, SETTINGS, {"/own": refuses})(scope, receive, take))
-    assert sent[0]["status"] == 429
-    assert orjson.loads(sent[1]["body"]) == problem(429, "overloaded: ask later")
-    assert (b"content-type", b"application/problem+json") in sent[0]["headers"]
+    status, answer, headers = send([b"{}"], path="/own", own={"/own": refuses})
+    assert (status, answer) == (429, problem(429, "overloaded: ask later"))
+    assert (b"content-type", b"application/problem+json") in headers
 
 
 def test_a_get_is_passed_on_unchanged() -> None:
@@ -214,7 +214,7 @@ def test_a_get_is_passed_on_unchanged() -> None:
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "chunked"])
 def test_a_long_body_is_refused(announced: bool) -> None:
     chunks = [b" " * 600, b" " * 600]
-    status, answer = send(chunks, headers={"content-length": "1200"} if announced else {}, ends=False)
+    status, answer, _ = send(chunks, headers={"content-length": "1200"} if announced else {}, ends=False)
     assert status == 413
     assert answer == problem(413, "the body is longer than 1024 bytes")
 
@@ -231,18 +231,7 @@ def test_an_endless_body_is_refused() -> None:
 
 
 def test_a_disconnected_client_gets_no_answer() -> None:
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    async def take(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(
-        Limits(echo, SETTINGS)({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, take)
-    )
-    assert sent == []
+    assert send([], first={"type": "http.disconnect"}) == (0, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -259,7 +248,7 @@ def test_a_disconnected_client_gets_no_answer() -> None:
     ids=["cut", "nan", "infinity", "1e400", "surrogate", "not utf-8", "deep"],
 )
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
-    status, answer = send([body])
+    status, answer, _ = send([body])
     assert status == 400
     assert answer["detail"].startswith("the body is not JSON")
 
@@ -272,21 +261,12 @@ def test_our_paths_take_post_only_and_read_no_other_body() -> None:
     async def never(scope: Any, body: bytes) -> bytes:
         raise AssertionError
 
-    async def receive() -> dict[str, Any]:
-        raise AssertionError("the body of what is no POST is nobody's")
-
-    sent: list[Any] = []
-
-    async def take(message: Any) -> None:
-        sent.append(message)
-
-    for method in ("GET", "PUT", "DELETE", "TRACE"):
-        scope = {"type": "http", "method": method, "path": "/own", "headers": [(b"content-length", b"9")]}
-        asyncio.run(Limits(echo, SETTINGS, {"/own": never})(scope, receive, take))
-        start, body = sent[-2:]
-        assert start["status"] == 405
-        assert (b"allow", b"POST") in start["headers"]
-        assert orjson.loads(body["body"]) == problem(405, "method not allowed here")
+    for method in ("GET", "PUT", "DELETE", "TRACE"):  # no body is there to read: that would be a 408
+        status, answer, headers = send(
+            [], method=method, headers={"content-length": "9"}, path="/own", own={"/own": never}
+        )
+        assert (status, answer) == (405, problem(405, "method not allowed here"))
+        assert (b"allow", b"POST") in headers
 
 
 def test_an_internal_error_is_a_problem_document_and_is_raised_for_the_log() -> None:

@@ -180,7 +180,7 @@ def test_another_list_is_valued_from_explored_answers() -> None:
     own = float(np.mean([taste[rows].sum() for _, rows, _, taste in cases]))
     assert abs(own / truth - 1) > 0.04, "the two policies differ"
     estimates, why = [], np.full(SHORT, CHOSEN, np.int8)
-    for repeat in range(8):
+    for repeat in range(2):
         weights, taken = np.zeros(SHORT), np.zeros(SHORT)
         for number in range(REQUESTS):
             ranked, rows, other, taste = cases[number % 60]

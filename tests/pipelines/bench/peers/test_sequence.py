@@ -5,7 +5,7 @@ from tests.pipelines.bench.peers.test_rankers import apart, shop, two_worlds
 
 
 def test_a_sequence_of_one_world_goes_on_in_it() -> None:
-    apart(fit_sasrec(two_worlds(), 60))
+    apart(fit_sasrec(two_worlds(), 15))
 
 
 def test_long_histories_are_cut_into_pieces_that_overlap_by_one_item() -> None:
