@@ -31,7 +31,7 @@ SETTLING = 8  # looks at a rules file that is being written when the process sta
 _log = logging.getLogger(__name__)
 
 
-class Known(NamedTuple):
+class KnownFacts(NamedTuple):
     """What `LiveFacts` has read: the sources that gave anything, and the items with a stock or a ban."""
 
     sources: frozenset[str]
@@ -90,16 +90,16 @@ class LiveFacts:
         broken = self._broken or (self._rules_file is not None and self._rules_file.broken)
         return "unavailable" if broken else "ready"
 
-    def known(self) -> Known:
+    def known(self) -> KnownFacts:
         """Return the sources and items read so far, for `lacks` of facts that are opened after this call."""
         codes = {
             (kind, store): table.codes
             for kind in ("stock", "ban")
             for store, table in list(self._numbers[kind].tables.items())
         }
-        return Known(frozenset(self._nonempty), self._code_of, codes)
+        return KnownFacts(frozenset(self._nonempty), self._code_of, codes)
 
-    def lacks(self, before: Known) -> list[str]:
+    def lacks(self, before: KnownFacts) -> list[str]:
         """Return the sources that gave facts before and are unread here, or have lost facts.
 
         A store keeps a row for each withdrawn fact, so one that lacks the row of an item's stock or ban was
