@@ -76,7 +76,8 @@ def drill_toy(
     bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
     requests = evaluation_requests(bundle, 500)
     launch = (sys.executable, "-c", SERVER_OF, str(store_ms))
-    return run_drills(drills, bundle, offline_store, requests, out, SHORT, DEADLINE_MS, launch)
+    brief = replace(SHORT, client_rate=12.0, raw_rate=6.0, late_s=6.0)  # a count needs few requests
+    return run_drills(drills, bundle, offline_store, requests, out, brief, DEADLINE_MS, launch)
 
 
 @pytest.fixture(scope="module")
