@@ -11,6 +11,7 @@ from pipelines.drills.outcome import CLIENT, RAW
 RECOVERY_S = 3.0
 STORE_WAIT_MS, STORE_MS = 15.0, 6.0  # of one request, and of the p99 over the healthy one
 TOLD_S = 1.0
+OWN_FAULTS = ("preprocess_error", "predict_error", "postprocess_error")  # reasons that name a bug
 PAGE_S, RESOLVED_S = 60.0, 300.0  # from a fault to its page, from the repair to its end
 
 Outcome = Mapping[str, Any]
@@ -30,6 +31,7 @@ def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterat
     yield Goal(late, "<=", 0, "", part_of("all", CLIENT, "late"))
     yield Goal("fallbacks that do not say so", "<=", 0, "", total(labelled, "unlabelled"))
     yield Goal("lists that cannot be shown", "<=", 0, "", total((CLIENT, RAW), "invalid"))
+    yield Goal("answers of a lower rung because of a bug", "<=", 0, "", told("all", *OWN_FAULTS))
     yield Goal("until answers are whole again", "<=", recovery_s, " s", recovery)
 
 
@@ -71,6 +73,13 @@ def total(streams: Iterable[str], name: str) -> Read:
     """Return a reader of a count of some streams together, from first to last."""
     streams = tuple(streams)
     return lambda outcome: float(sum(outcome["all"][stream][name] for stream in streams))
+
+
+def told(phase: str, *reasons: str) -> Read:
+    """Return a reader of the number of degraded answers of both streams that say one of these reasons."""
+    return lambda outcome: float(
+        sum(outcome[phase][stream]["reasons"].get(one, 0) for stream in (CLIENT, RAW) for one in reasons)
+    )
 
 
 def raw_lost(outcome: Outcome) -> float | None:

@@ -57,6 +57,9 @@ def test_a_drill_without_any_effect_reaches_all_goals() -> None:
         ({"all": phases(late=1)}, "answers later than the deadline + 5 ms"),
         ({"all": phases(unlabelled=1)}, "fallbacks that do not say so"),
         ({"all": phases(invalid=1)}, "lists that cannot be shown"),
+        ({"all": phases(reasons={"preprocess_error": 1})}, "answers of a lower rung because of a bug"),
+        ({"all": phases(reasons={"predict_error": 1})}, "answers of a lower rung because of a bug"),
+        ({"all": phases(reasons={"postprocess_error": 1})}, "answers of a lower rung because of a bug"),
         ({"recovery_s": 3.1}, "until answers are whole again"),
         ({"recovery_s": None}, "until answers are whole again"),
     ],
@@ -143,6 +146,13 @@ def test_answers_beyond_the_number_of_requests_are_counted_as_retries() -> None:
 
 def test_degraded_answers_are_a_share_of_the_requests_during_the_fault() -> None:
     assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
+
+
+def test_answers_are_counted_by_their_reason() -> None:
+    found = outcome(during=phases(reasons={"features_invalid": 3, "overloaded": 2}))
+    assert goals.told("during", "features_invalid")(found) == 3.0
+    assert goals.told("during", "overloaded", "features_invalid")(found) == 5.0
+    assert goals.told("all", "features_invalid")(found) == 0.0
 
 
 def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
