@@ -69,11 +69,14 @@ def outcome_of(drill: str, fault: str, found: Any, *note: str) -> dict[str, Any]
         ("half-answers", "reset", 40, 0, ("opened_again",)),
         ("processors-taken", "two for each", 71.0, 0.0, ("taken",)),
         ("slow-clients", "80 MB", 10, 0, ("long", "refused")),
-        ("cold-herd", "for many lists", 9, 0, ("many_lists", "whole")),
+        ("cold-herd", "for one list", 1, 0, ("one_list", "computed")),
+        ("cold-herd", "for one list", 1, 2, ("one_list", "computed")),
+        ("cold-herd", "for many lists", 250, 0, ("many_lists", "computed")),
+        ("cold-herd", "for many lists", 250, 251, ("many_lists", "computed")),
         ("service-gone", "no such name", 356, 0, ("nameless", "degraded")),
     ],
 )
-def test_a_fault_that_did_nothing_misses_a_figure(
+def test_a_fault_that_did_nothing_or_too_much_misses_a_figure(
     drill: str, fault: str, held: Any, idle: Any, note: tuple[str, ...]
 ) -> None:
     [one] = choose_drills([drill])
