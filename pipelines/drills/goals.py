@@ -166,25 +166,24 @@ def over_healthy(fault: str) -> Read:
     """Return a reader of the number of milliseconds a fault raised the client's p99."""
 
     def read(outcome: Outcome) -> float | None:
-        before, during = _p99(outcome["before"]), _p99(fault_of(outcome, fault)["during"])
+        before, during = _before_and_during(outcome, fault, "p99_ms")
         return None if before is None or during is None else max(during - before, 0.0)
 
     return read
 
 
-def times_healthy(fault: str) -> Read:
-    """Return a reader of the client's p99 during a fault, in multiples of that when nothing was broken."""
+def times_before(fault: str) -> Read:
+    """Return a reader of the client's p95 during a fault, in multiples of that before it."""
 
     def read(outcome: Outcome) -> float | None:
-        healthy, during = _p99(outcome["healthy"]), _p99(fault_of(outcome, fault)["during"])
-        return None if healthy is None or during is None else during / healthy
+        before, during = _before_and_during(outcome, fault, "p95_ms")
+        return None if before is None or during is None else during / before
 
     return read
 
 
-def _p99(phase: Mapping[str, Any]) -> float | None:
-    found: float | None = phase[CLIENT]["p99_ms"]
-    return found
+def _before_and_during(outcome: Outcome, fault: str, name: str) -> tuple[float | None, float | None]:
+    return outcome["before"][CLIENT].get(name), fault_of(outcome, fault)["during"][CLIENT].get(name)
 
 
 def waited_for_store(outcome: Outcome) -> float | None:

@@ -17,6 +17,7 @@ def tally(**changed: Any) -> dict[str, Any]:
         "reasons": {},
         "bundles": ["b1"],
         "p50_ms": 3.0,
+        "p95_ms": 7.0,
         "p99_ms": 8.0,
         "max_ms": 9.0,
         "features_max_ms": 6.0,
@@ -33,7 +34,7 @@ def outcome(**changed: Any) -> dict[str, Any]:
     during = changed.get("during", phases())
     fault = {"name": "broken", "seconds": 10.0, "during": during, "after": phases()}
     return {
-        **{phase: phases() for phase in ("before", "during", "after", "healthy", "all")},
+        **{phase: phases() for phase in ("before", "during", "after", "all")},
         "faults": [{**fault, "told_s": 0.2, "recovery_s": 0.5}],
         "recovery_s": 0.5,
         "notes": {},
@@ -125,9 +126,11 @@ def test_the_bundles_of_all_callers_are_counted() -> None:
     assert goals.bundles(outcome(all=seen)) == 3.0
 
 
-def test_latencies_are_compared_with_the_healthy_ones() -> None:
-    found = outcome(during=phases(p99_ms=12.0, moved=2e-6))
-    assert goals.times_healthy("broken")(found) == pytest.approx(1.5)
+def test_latencies_are_compared_with_those_before_not_with_the_aftermath() -> None:
+    found = outcome(
+        during=phases(p95_ms=10.5, p99_ms=12.0, moved=2e-6), after=phases(p95_ms=60.0, p99_ms=60.0)
+    )
+    assert goals.times_before("broken")(found) == pytest.approx(1.5)
     assert goals.over_healthy("broken")(found) == pytest.approx(4.0)
     assert goals.score_moved(found) == 2e-6
     assert goals.of_fault("broken", "during", CLIENT, "p99_ms")(found) == 12.0
