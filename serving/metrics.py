@@ -171,6 +171,10 @@ CACHE_LOOKUPS = Counter(
     "Look-ups of a cached list, by level (process) and outcome (hit, miss, refused)",
     ["level", "outcome"],
 )
+CACHE_COMPUTED = Counter(
+    "reco_cache_computed",
+    "Lists whose computation for the cache began, also where no request waited for its end",
+)
 CACHE_ENTRIES = Gauge("reco_cache_entries", "Ranked lists in the caches", multiprocess_mode="livesum")
 CACHE_BYTES = Gauge(
     "reco_cache_bytes",

@@ -445,3 +445,12 @@ def test_the_drills_on_the_page_were_carried_out_or_are_named_as_newer() -> None
     [said] = re.findall(r"not in it: (.*)\.\n", DRILL_PAGE) or [""]
     assert set(re.findall(r"`([^`]+)`", said)) == newer
     assert not result["broken_off"]
+
+
+def test_the_readme_counts_the_calls_while_parts_were_broken_and_no_others() -> None:
+    during = [drill["during"]["client"] for drill in measured("drills")["drills"].values()]
+    failed, requests, own = (
+        sum(one[name] for one in during) for name in ("failed", "requests", "from_client")
+    )
+    figure = f"{failed} of {requests:,}; the client itself answered {own:,}"
+    assert f"| client calls that failed while parts were broken | {figure} |" in README

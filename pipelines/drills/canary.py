@@ -292,7 +292,6 @@ def figure(name: str) -> Callable[[Mapping[str, Any]], Any]:
 ABORT_GOALS = (
     Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
     Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
-    Goal("requests touched", "<=", 5.0, " %", figure("touched")),
     Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
 )
 CASES = (

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +47,7 @@ RESPONSES = "reco_responses_total"
 RANKER_CALLS = "reco_ranker_calls_total"
 FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # other calls were not made
 RECORDS = "reco_log_records_total"
+CLOCK = "reco_champion_read_timestamp_seconds"  # the endpoint's own time, a second ago at most
 SLOW_S, MIDDLING_S, LATE_S = 5.0, 0.2, 0.02  # of the store's answers
 ONE_IN = 50  # answers of the store that is slow now and then
 HALF_A_REPLY = 7  # bytes
@@ -113,9 +113,11 @@ def _spoiled(**toxics: Any) -> Break:
 
 @contextlib.contextmanager
 def connections_reset(system: System, notes: Notes) -> Iterator[None]:
-    """Reset all connections to the store, again and again."""
+    """Reset all connections to the store, again and again; the endpoint opens others."""
+    before = system.proxy.accepted
     with repeating(system.proxy.reset_peer, RESET_EVERY_S):
         yield
+    notes["opened_again"] = system.proxy.accepted - before
 
 
 def note_files(system: System, notes: Notes) -> None:
@@ -267,11 +269,13 @@ def note_answers(system: System, notes: Notes) -> None:
 
 @contextlib.contextmanager
 def processors_taken(system: System, notes: Notes) -> Iterator[None]:
-    """Run endless computations, more of them than there are processors."""
-    count = SPINS_PER_CORE * (os.cpu_count() or 1)
-    spins = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    """Run endless computations, more of them than there are processors; note their share of these."""
+    cores, began = os.cpu_count() or 1, time.monotonic()
+    spins = [psutil.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(SPINS_PER_CORE * cores)]
     try:
         yield
+        spent_s = sum(sum(spin.cpu_times()[:2]) for spin in spins)
+        notes["taken"] = 100 * spent_s / (time.monotonic() - began) / cores
     finally:
         for spin in spins:
             spin.kill()
@@ -306,7 +310,7 @@ def note_written(system: System, notes: Notes) -> None:
 
 
 def clock_off(seconds: float) -> Break:
-    """Return a fault that sets the endpoint's clock off by so much."""
+    """Return a fault that sets the endpoint's clock off by so much, and notes by how much it was."""
 
     @contextlib.contextmanager
     def off(system: System, notes: Notes) -> Iterator[None]:
@@ -314,6 +318,7 @@ def clock_off(seconds: float) -> Break:
         system.clock.jump(seconds)
         try:
             yield
+            notes.setdefault("clock_s", {})[f"{seconds:g}"] = system.sample(CLOCK) - time.time()
         finally:
             system.clock.jump(0.0)
 

@@ -11,6 +11,7 @@ from pipelines.drills.outcome import CLIENT, RAW
 RECOVERY_S = 3.0
 STORE_WAIT_MS, STORE_MS = 15.0, 6.0  # of one request, and of the p99 over the healthy one
 TOLD_S = 1.0
+OWN_FAULTS = ("preprocess_error", "predict_error", "postprocess_error")  # reasons that name a bug
 PAGE_S, RESOLVED_S = 60.0, 300.0  # from a fault to its page, from the repair to its end
 
 Outcome = Mapping[str, Any]
@@ -30,6 +31,7 @@ def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterat
     yield Goal(late, "<=", 0, "", part_of("all", CLIENT, "late"))
     yield Goal("fallbacks that do not say so", "<=", 0, "", total(labelled, "unlabelled"))
     yield Goal("lists that cannot be shown", "<=", 0, "", total((CLIENT, RAW), "invalid"))
+    yield Goal("answers of a lower rung because of a bug", "<=", 0, "", told("all", *OWN_FAULTS))
     yield Goal("until answers are whole again", "<=", recovery_s, " s", recovery)
 
 
@@ -39,6 +41,17 @@ def store_goals(*names: str) -> Iterator[Goal]:
     for name in names:
         yield Goal(f"p99 over the healthy one, {name}", "<=", STORE_MS, " ms", over_healthy(name))
         yield Goal(f"until every answer says so, {name}", "<=", TOLD_S, " s", of_fault(name, "told_s"))
+
+
+def computed_once(herd: str, what: str) -> Iterator[Goal]:
+    """Yield the goals of a herd: it has a list computed, and none twice."""
+
+    def twice(outcome: Outcome) -> float | None:
+        noted = outcome["notes"][herd]
+        return max(noted["computed"] - noted["lists"], 0.0) if "computed" in noted else None
+
+    yield Goal(f"lists computed, {what}", ">=", 1, "", note(herd, "computed"))
+    yield Goal(f"lists computed more than once, {what}", "<=", 0, "", twice)
 
 
 def alert_goals(pages: bool) -> Iterator[Goal]:
@@ -71,6 +84,13 @@ def total(streams: Iterable[str], name: str) -> Read:
     """Return a reader of a count of some streams together, from first to last."""
     streams = tuple(streams)
     return lambda outcome: float(sum(outcome["all"][stream][name] for stream in streams))
+
+
+def told(phase: str, *reasons: str) -> Read:
+    """Return a reader of the number of degraded answers of both streams that say one of these reasons."""
+    return lambda outcome: float(
+        sum(outcome[phase][stream]["reasons"].get(one, 0) for stream in (CLIENT, RAW) for one in reasons)
+    )
 
 
 def raw_lost(outcome: Outcome) -> float | None:
@@ -146,25 +166,24 @@ def over_healthy(fault: str) -> Read:
     """Return a reader of the number of milliseconds a fault raised the client's p99."""
 
     def read(outcome: Outcome) -> float | None:
-        before, during = _p99(outcome["before"]), _p99(fault_of(outcome, fault)["during"])
+        before, during = _before_and_during(outcome, fault, "p99_ms")
         return None if before is None or during is None else max(during - before, 0.0)
 
     return read
 
 
-def times_healthy(fault: str) -> Read:
-    """Return a reader of the client's p99 during a fault, in multiples of that when nothing was broken."""
+def times_before(fault: str) -> Read:
+    """Return a reader of the client's p95 during a fault, in multiples of that before it."""
 
     def read(outcome: Outcome) -> float | None:
-        healthy, during = _p99(outcome["healthy"]), _p99(fault_of(outcome, fault)["during"])
-        return None if healthy is None or during is None else during / healthy
+        before, during = _before_and_during(outcome, fault, "p95_ms")
+        return None if before is None or during is None else during / before
 
     return read
 
 
-def _p99(phase: Mapping[str, Any]) -> float | None:
-    found: float | None = phase[CLIENT]["p99_ms"]
-    return found
+def _before_and_during(outcome: Outcome, fault: str, name: str) -> tuple[float | None, float | None]:
+    return outcome["before"][CLIENT].get(name), fault_of(outcome, fault)["during"][CLIENT].get(name)
 
 
 def waited_for_store(outcome: Outcome) -> float | None:

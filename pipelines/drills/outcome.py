@@ -136,8 +136,7 @@ def outcome_of(
         late_ms: the tolerance of a call after that.
 
     Returns:
-        `before`, `during` and `after` all faults, `healthy`, which is before and after, and the same for each
-        fault, with a tally for each stream;
+        `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream;
         `recovery_s` of each, and the longest: None where the client's answers were not whole again.
     """
     expected = {name: _expected(answers, faults[0].began) for name, answers in streams.items()}
@@ -172,7 +171,6 @@ def outcome_of(
         "before": tallies(before),
         "during": tallies(during),
         "after": tallies(after),
-        "healthy": tallies({name: [*before[name], *after[name]] for name in streams}),
         "all": tallies(streams),
         "faults": rows,
         "recovery_s": _longest(recoveries),
@@ -225,6 +223,7 @@ def tally(
         "from_client": sum(answer.from_client for answer in answered),
         **_causes(answered),
         "p50_ms": times["p50"],
+        "p95_ms": times["p95"],
         "p99_ms": times["max"] if times["p99"] is None else times["p99"],
         "max_ms": times["max"],
         "features_max_ms": max(on_features, default=None),

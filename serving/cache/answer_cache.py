@@ -22,7 +22,7 @@ from cachetools import TLRUCache
 
 from feature_repo.schema import BASKET_LENGTH
 from feature_repo.statistics import Statistics
-from serving.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_LOOKUPS
+from serving.metrics import CACHE_BYTES, CACHE_COMPUTED, CACHE_ENTRIES, CACHE_LOOKUPS
 from serving.schemas import Request
 from serving.stages.reranking import KEPT, POOL, Ranked
 from serving.stores.online_features import UserRow
@@ -144,6 +144,7 @@ class AnswerCache:
         A failure is not stored. Wait for the task with `asyncio.shield`: a request that gives up must not
         cancel it for the others.
         """
+        CACHE_COMPUTED.inc()
         task = asyncio.get_running_loop().create_task(self._compute(key, compute))
         self._in_flight[key.digest] = task
         task.add_done_callback(_retrieve_error)

@@ -313,7 +313,10 @@ class _Numbered(aioredis.Connection):
             self._number += 1
             number = b"%d" % self._number
             command = [*command, b"*2\r\n$4\r\nPING\r\n$%d\r\n%b\r\n" % (len(number), number)]
-        await super().send_packed_command(command, check_health)
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:  # uvloop's, where the server has reset the connection
+            raise redis.ConnectionError(str(error)) from None
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         """Return the reply to the last command."""

@@ -34,8 +34,8 @@ class BoundedParser(_AsyncRESP2Parser):
         return reply
 
     async def can_read_destructive(self) -> bool:
-        """Report bytes that belong to no command, or the end of the connection."""
-        return bool(self._buffer or self._stream._buffer) or self._stream.at_eof()
+        """Report bytes that belong to no command, or the end or loss of the connection."""
+        return bool(self._buffer or self._stream._buffer or self._stream.at_eof() or self._stream.exception())
 
     async def _readline(self) -> bytes:
         while (end := self._buffer.find(b"\r\n", self._pos)) < 0:

@@ -17,6 +17,7 @@ def tally(**changed: Any) -> dict[str, Any]:
         "reasons": {},
         "bundles": ["b1"],
         "p50_ms": 3.0,
+        "p95_ms": 7.0,
         "p99_ms": 8.0,
         "max_ms": 9.0,
         "features_max_ms": 6.0,
@@ -33,7 +34,7 @@ def outcome(**changed: Any) -> dict[str, Any]:
     during = changed.get("during", phases())
     fault = {"name": "broken", "seconds": 10.0, "during": during, "after": phases()}
     return {
-        **{phase: phases() for phase in ("before", "during", "after", "healthy", "all")},
+        **{phase: phases() for phase in ("before", "during", "after", "all")},
         "faults": [{**fault, "told_s": 0.2, "recovery_s": 0.5}],
         "recovery_s": 0.5,
         "notes": {},
@@ -57,6 +58,9 @@ def test_a_drill_without_any_effect_reaches_all_goals() -> None:
         ({"all": phases(late=1)}, "answers later than the deadline + 5 ms"),
         ({"all": phases(unlabelled=1)}, "fallbacks that do not say so"),
         ({"all": phases(invalid=1)}, "lists that cannot be shown"),
+        ({"all": phases(reasons={"preprocess_error": 1})}, "answers of a lower rung because of a bug"),
+        ({"all": phases(reasons={"predict_error": 1})}, "answers of a lower rung because of a bug"),
+        ({"all": phases(reasons={"postprocess_error": 1})}, "answers of a lower rung because of a bug"),
         ({"recovery_s": 3.1}, "until answers are whole again"),
         ({"recovery_s": None}, "until answers are whole again"),
     ],
@@ -122,9 +126,11 @@ def test_the_bundles_of_all_callers_are_counted() -> None:
     assert goals.bundles(outcome(all=seen)) == 3.0
 
 
-def test_latencies_are_compared_with_the_healthy_ones() -> None:
-    found = outcome(during=phases(p99_ms=12.0, moved=2e-6))
-    assert goals.times_healthy("broken")(found) == pytest.approx(1.5)
+def test_latencies_are_compared_with_those_before_not_with_the_aftermath() -> None:
+    found = outcome(
+        during=phases(p95_ms=10.5, p99_ms=12.0, moved=2e-6), after=phases(p95_ms=60.0, p99_ms=60.0)
+    )
+    assert goals.times_before("broken")(found) == pytest.approx(1.5)
     assert goals.over_healthy("broken")(found) == pytest.approx(4.0)
     assert goals.score_moved(found) == 2e-6
     assert goals.of_fault("broken", "during", CLIENT, "p99_ms")(found) == 12.0
@@ -143,6 +149,13 @@ def test_answers_beyond_the_number_of_requests_are_counted_as_retries() -> None:
 
 def test_degraded_answers_are_a_share_of_the_requests_during_the_fault() -> None:
     assert goals.degraded(outcome(during=phases(degraded=3))) == pytest.approx(1.5)
+
+
+def test_answers_are_counted_by_their_reason() -> None:
+    found = outcome(during=phases(reasons={"features_invalid": 3, "overloaded": 2}))
+    assert goals.told("during", "features_invalid")(found) == 3.0
+    assert goals.told("during", "overloaded", "features_invalid")(found) == 5.0
+    assert goals.told("all", "features_invalid")(found) == 0.0
 
 
 def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:

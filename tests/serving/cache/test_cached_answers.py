@@ -107,9 +107,11 @@ def test_a_herd_that_waits_for_one_list_does_not_count_as_a_queue(cached: Recomm
         call = Call(now, now + 100, "given")
         return await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
 
+    before = REGISTRY.get_sample_value("reco_cache_computed_total") or 0.0
     answers = asyncio.run(ask())
     assert {answer.rung for answer in answers} == {"full"}
     assert len(rank.turns) == 1
+    assert REGISTRY.get_sample_value("reco_cache_computed_total") == before + 1
 
 
 def test_lists_to_be_computed_count_as_a_queue(cached: Recommender) -> None:
@@ -237,6 +239,18 @@ def test_a_request_that_waits_for_a_shared_list_keeps_its_deadline(cached: Recom
 
     answer = asyncio.run(ask())
     assert (answer.degraded_reason, answer.rung) == ("deadline_exceeded", "segment")
+
+
+def test_a_list_is_counted_although_the_request_that_began_it_got_less(cached: Recommender) -> None:
+    before = REGISTRY.get_sample_value("reco_cache_computed_total") or 0.0
+
+    async def ask() -> Response:
+        checkout, now = Checkout(cached, 1e6, Counting(wait_s=0.5)), time.perf_counter()
+        return await checkout.answer(NOBODY, Call(now, now + 0.2, "h"))
+
+    answer = asyncio.run(ask())
+    assert (answer.degraded, "ranking" in answer.stage_ms) == (True, False)
+    assert REGISTRY.get_sample_value("reco_cache_computed_total") == before + 1
 
 
 @pytest.mark.parametrize(("error", "reason"), [(DeadlineExceeded("late"), "deadline_exceeded"),

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio as aioredis
+import uvloop
 from redis._parsers import AsyncCommandsParser, _AsyncRESP2Parser, _RESP2Parser
 from redis._parsers.socket import SocketBuffer
 from redis.crc import key_slot
@@ -112,6 +114,43 @@ def test_half_an_answer_followed_by_eof_is_a_lost_connection(answer: bytes) -> N
         with pytest.raises(ConnectionError):
             client.ask_now(soon(), "ANY")
         client.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_the_server_has_reset_is_replaced_before_a_command_is_sent(new_loop: Any) -> None:
+    """The endpoint runs on uvloop: its error of a write to such a connection became `preprocess_error`."""
+    resets, answered = iter([True, True]), threading.Semaphore(0)
+
+    def serve(client: socket.socket) -> None:
+        while sent := client.recv(4_096):
+            numbers = numbers_in(sent)
+            client.sendall(b"+OK\r\n" + numbers if numbers else b"+PONG\r\n")
+            if numbers and next(resets, False):
+                answered.acquire()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return
+
+    async def reset_by_server(client: RedisClient) -> Any:
+        assert await client.ask(soon(), "GET", "key") == b"OK"
+        assert client._opened is not None
+        [connection] = client._opened.connections
+        answered.release()
+        while connection._reader.exception() is None:
+            await asyncio.sleep(0.001)
+        return connection
+
+    async def ask(node: tuple[str, int]) -> Any:
+        client = client_of(node)
+        await reset_by_server(client)
+        connection = await reset_by_server(client)
+        with pytest.raises(redis.ConnectionError):  # a cluster of the library does not look
+            await connection.send_command("GET", "key")
+        reply = await client.ask(soon(), "GET", "key")
+        await client.aclose()
+        return reply
+
+    with listening(serve) as node, asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(ask(node)) == b"OK"
 
 
 def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
