@@ -69,6 +69,9 @@ resource "aws_eks_cluster" "main" {
   upgrade_policy {
     support_type = "STANDARD"
   }
+  lifecycle {
+    ignore_changes = [bootstrap_self_managed_addons] # of a new cluster alone: a change would replace the cluster
+  }
   # Auto Mode: these three are on together, or off together.
   dynamic "compute_config" {
     for_each = var.auto_mode ? [1] : []
@@ -220,12 +223,13 @@ resource "aws_launch_template" "node" {
 }
 
 resource "aws_eks_node_group" "general" {
-  count           = var.auto_mode ? 0 : 1
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "general"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
-  instance_types  = [var.nodes.type]
+  count                  = var.auto_mode ? 0 : 1
+  cluster_name           = aws_eks_cluster.main.name
+  node_group_name_prefix = "general-"
+  version                = aws_eks_cluster.main.version
+  node_role_arn          = aws_iam_role.node.arn
+  subnet_ids             = [for subnet in aws_subnet.private : subnet.id]
+  instance_types         = [var.nodes.type]
   scaling_config {
     desired_size = var.nodes.min
     min_size     = var.nodes.min
@@ -236,19 +240,21 @@ resource "aws_eks_node_group" "general" {
     version = aws_launch_template.node.latest_version
   }
   lifecycle {
-    ignore_changes = [scaling_config[0].desired_size] # Cluster Autoscaler's
+    create_before_destroy = true                             # another type or zone is another group: pods move to it
+    ignore_changes        = [scaling_config[0].desired_size] # Cluster Autoscaler's
   }
   depends_on = [aws_iam_role_policy_attachment.node]
 }
 
 resource "aws_eks_node_group" "gpu" {
-  count           = !var.auto_mode && var.gpu_nodes.max > 0 ? 1 : 0
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "gpu"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
-  instance_types  = [var.gpu_nodes.type]
-  ami_type        = "AL2023_x86_64_NVIDIA"
+  count                  = !var.auto_mode && var.gpu_nodes.max > 0 ? 1 : 0
+  cluster_name           = aws_eks_cluster.main.name
+  node_group_name_prefix = "gpu-"
+  version                = aws_eks_cluster.main.version
+  node_role_arn          = aws_iam_role.node.arn
+  subnet_ids             = [for subnet in aws_subnet.private : subnet.id]
+  instance_types         = [var.gpu_nodes.type]
+  ami_type               = "AL2023_x86_64_NVIDIA"
   scaling_config {
     desired_size = 0
     min_size     = 0
@@ -264,7 +270,8 @@ resource "aws_eks_node_group" "gpu" {
     effect = "NO_SCHEDULE"
   }
   lifecycle {
-    ignore_changes = [scaling_config[0].desired_size]
+    create_before_destroy = true
+    ignore_changes        = [scaling_config[0].desired_size]
   }
   depends_on = [aws_iam_role_policy_attachment.node]
 }

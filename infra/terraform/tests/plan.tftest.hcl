@@ -182,6 +182,10 @@ run "auto_mode" {
     condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
     error_message = "Auto Mode beside node groups."
   }
+  assert {
+    condition     = aws_eks_cluster.main.bootstrap_self_managed_addons # as `everything` made it
+    error_message = "Auto Mode on a live cluster replaces the cluster."
+  }
 }
 
 run "small" {
