@@ -19,6 +19,7 @@ from tests.infra.sizes import unplaced
 pytestmark = pytest.mark.slow  # kubectl is a process
 
 KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
+GUIDE = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
 OVERLAYS = sorted(path.name for path in (KSERVE / "overlays").iterdir())
 
 
@@ -98,8 +99,7 @@ def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents])
 
 
 def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
-    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
-    [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", guide)
+    [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", GUIDE)
     slot = of_kind(rendered("production"), "InferenceService")[0]
     fill, unpark = json.loads(text)
     assert fill["path"] == "/spec/predictor/containers/0/env/0/value"
@@ -108,14 +108,44 @@ def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documen
     assert slot["metadata"]["annotations"][annotation] == "true"
 
 
+def test_the_gateway_of_the_guide_takes_the_route(rendered: Callable[[str], Documents]) -> None:
+    [text] = re.findall(r"```yaml\n(.+?kind: Gateway\n.+?)```", GUIDE, re.DOTALL)
+    gateway, documents = yaml.safe_load(text), rendered("production")
+    name, namespace = gateway["metadata"]["name"], gateway["metadata"]["namespace"]
+    [listener] = gateway["spec"]["listeners"]
+    [route] = of_kind(documents, "HTTPRoute")
+    place = {"name": name, "namespace": namespace, "sectionName": listener["name"]}
+    assert route["spec"]["parentRefs"] == [place]
+    # Without a selector a listener takes routes of its own namespace alone.
+    allowed = listener["allowedRoutes"]["namespaces"]
+    assert allowed["from"] == "Selector"
+    of_route = {"kubernetes.io/metadata.name": route["metadata"]["namespace"]}
+    assert allowed["selector"]["matchLabels"] == of_route
+    # Istio names the account of a gateway's pods after the gateway and its class.
+    account = f"cluster.local/ns/{namespace}/sa/{name}-{gateway['spec']['gatewayClassName']}"
+    assert account in json.dumps(of_kind(documents, "AuthorizationPolicy"))
+
+
+def test_the_guide_restricts_the_container_that_kserve_adds(rendered: Callable[[str], Documents]) -> None:
+    """KServe sets no rights in it, and the namespace refuses the whole pod."""
+    assert (
+        first(rendered("production"), "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        == "restricted"
+    )
+    [text] = re.findall(r"patch clusterstoragecontainer default --type=merge -p '(.+)'", GUIDE)
+    rights = json.loads(text)["spec"]["container"]["securityContext"]
+    slot = box(rendered("production"))["securityContext"]
+    assert rights.pop("runAsNonRoot") is True
+    assert rights == {name: slot[name] for name in ("allowPrivilegeEscalation", "capabilities")}
+
+
 def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
-    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", guide)
+    rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", GUIDE)
     months = [float(month) for _, _, month in rows]
     assert [round(int(count) * float(hour) * 730, 2) for count, hour, _ in rows] == pytest.approx(
         months, abs=0.01
     )
-    [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", guide)
+    [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", GUIDE)
     assert float(total) == pytest.approx(sum(months), abs=0.01)
     readme = (KSERVE.parents[1] / "README.md").read_text(encoding="utf-8")
     assert f"about {float(total):.0f} US dollars a month" in readme
