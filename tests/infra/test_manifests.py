@@ -108,6 +108,25 @@ def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documen
     assert slot["metadata"]["annotations"][annotation] == "true"
 
 
+def test_the_guide_changes_image_and_settings_of_running_pods(rendered: Callable[[str], Documents]) -> None:
+    documents = rendered("production")
+    changed = [
+        one for one in documents if one["metadata"].get("labels", {}).get("reco.dev/owner") != "release"
+    ]
+    assert not of_kind(changed, "InferenceService"), "the guide's later apply reaches no pod"
+    [image] = re.findall(r"checkout-SLOT --type=json -p '(.+)'", GUIDE)
+    [one] = json.loads(image)
+    assert (one["op"], one["path"]) == ("replace", "/spec/predictor/containers/0/image")
+    assert "image" in box(documents)
+    [restart] = re.findall(r"checkout-SLOT --type=merge -p '(.+)'", GUIDE)
+    [(field, added)] = json.loads(restart)["spec"]["predictor"].items()
+    pod(documents)[field] = added
+    assert findings(documents) == []
+    root = KSERVE.parents[1]
+    for name in ("docs/how-to/run-the-endpoint.md", "docs/how-to/cluster.md", "infra/monitoring/slo.yaml"):
+        assert "#change-the-pods)" in (root / name).read_text(encoding="utf-8")
+
+
 def test_the_gateway_of_the_guide_takes_the_route(rendered: Callable[[str], Documents]) -> None:
     [text] = re.findall(r"```yaml\n(.+?kind: Gateway\n.+?)```", GUIDE, re.DOTALL)
     gateway, documents = yaml.safe_load(text), rendered("production")
