@@ -89,8 +89,13 @@ def test_the_overlays_differ_in_size_and_place_alone(
 def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
     rendered: Callable[[str], Documents], overlay: str
 ) -> None:
-    profile = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
-    assert unplaced(rendered(overlay), profile.read_text(encoding="utf-8")) == []
+    file = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
+    profile = file.read_text(encoding="utf-8")
+    assert unplaced(rendered(overlay), profile) == []
+    smaller = re.sub(
+        r"^(nodes .+max = )(\d+)", lambda m: f"{m[1]}{int(m[2]) - 1}", profile, flags=re.MULTILINE
+    )
+    assert "during a release" in " ".join(unplaced(rendered(overlay), smaller)), "more nodes than it needs"
 
 
 def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
