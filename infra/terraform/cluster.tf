@@ -158,6 +158,31 @@ resource "aws_eks_addon" "files" {
   depends_on = [aws_eks_addon.main]
 }
 
+# The driver of disks, with a default StorageClass for them: Prometheus needs one. Auto Mode brings its own driver.
+resource "aws_iam_role" "disks" {
+  count              = var.auto_mode ? 0 : 1
+  name               = "${local.name}-disks"
+  assume_role_policy = data.aws_iam_policy_document.files_trust.json
+}
+
+resource "aws_iam_role_policy_attachment" "disks" {
+  count      = var.auto_mode ? 0 : 1
+  role       = aws_iam_role.disks[0].name
+  policy_arn = "${local.managed}/service-role/AmazonEBSCSIDriverPolicy"
+}
+
+resource "aws_eks_addon" "disks" {
+  count                = var.auto_mode ? 0 : 1
+  cluster_name         = aws_eks_cluster.main.name
+  addon_name           = "aws-ebs-csi-driver"
+  configuration_values = jsonencode({ defaultStorageClass = { enabled = true } }) # of gp3
+  pod_identity_association {
+    role_arn        = aws_iam_role.disks[0].arn
+    service_account = "ebs-csi-controller-sa"
+  }
+  depends_on = [aws_eks_addon.main]
+}
+
 # Cluster Autoscaler sets the size of the node groups; Auto Mode needs none. It may change the groups of this cluster
 # alone: EKS gives them this tag.
 data "aws_iam_policy_document" "autoscaler" {

@@ -160,6 +160,15 @@ run "everything" {
     error_message = "A new cluster's own add-ons stop the first apply."
   }
   assert {
+    condition = (
+      aws_eks_addon.disks[0].addon_name == "aws-ebs-csi-driver" &&
+      jsondecode(aws_eks_addon.disks[0].configuration_values).defaultStorageClass.enabled &&
+      one(aws_eks_addon.disks[0].pod_identity_association[*].service_account) == "ebs-csi-controller-sa" &&
+      endswith(aws_iam_role_policy_attachment.disks[0].policy_arn, "/service-role/AmazonEBSCSIDriverPolicy")
+    )
+    error_message = "A claim for a disk stays pending: no driver, no rights or no default class."
+  }
+  assert {
     condition     = alltrue([for repository in aws_ecr_repository.main : repository.image_tag_mutability == "IMMUTABLE"])
     error_message = "A tag of an image can be moved."
   }
@@ -179,7 +188,7 @@ run "auto_mode" {
     auto_mode = true
   }
   assert {
-    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
+    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) + length(aws_eks_addon.disks) == 0 && aws_eks_cluster.main.compute_config[0].enabled
     error_message = "Auto Mode beside node groups."
   }
   assert {
