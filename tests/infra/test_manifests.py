@@ -163,6 +163,18 @@ def test_the_guide_restricts_the_container_that_kserve_adds(rendered: Callable[[
     assert rights == {name: slot[name] for name in ("allowPrivilegeEscalation", "capabilities")}
 
 
+def test_the_guide_takes_down_first_the_parts_that_stop_terraform() -> None:
+    section = GUIDE.split("### Take it down\n")[1].split("\n### ")[0]
+    terraform = "".join(
+        file.read_text(encoding="utf-8") for file in (KSERVE.parent / "terraform").glob("*.tf")
+    )
+    [repositories] = re.findall(r'"aws_ecr_repository" "main" {\s+for_each += toset\(\[(.+)\]\)', terraform)
+    steps = ["delete gateway shop", "delete namespace checkout", "buckets"]
+    steps += [f"`small/{name}`" for name in re.findall(r'"(.+?)"', repositories)]
+    steps += ["`deletion_protection = false`", "5. `terraform destroy`"]
+    assert steps == sorted(steps, key=section.index)
+
+
 def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", GUIDE)
     months = [float(month) for _, _, month in rows]
