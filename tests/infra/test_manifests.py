@@ -113,6 +113,20 @@ def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documen
     assert slot["metadata"]["annotations"][annotation] == "true"
 
 
+def test_the_guide_lets_keda_look_at_a_filled_slot_at_once(rendered: Callable[[str], Documents]) -> None:
+    """KEDA looks at a new generation; the manifest's own value at last spares the next apply a conflict."""
+    [(values, field)] = re.findall(
+        r"""EACH in ([\d ]+); do .+ scaledobject checkout-blue .+ '{"spec": {"(\w+)": '\$EACH'}}'; done""",
+        GUIDE,
+    )
+    scaled = first(rendered("production"), "ScaledObject")
+    other, own = map(int, values.split())
+    assert other != own == scaled["spec"][field]
+    deployment = scaled["spec"]["scaleTargetRef"]["name"]
+    assert GUIDE.index(f"wait deployment/{deployment} --for=create") < GUIDE.index("for EACH in")
+    assert GUIDE.index("for EACH in") < GUIDE.index("wait scaledobject/checkout-blue --for=condition=Ready")
+
+
 def test_the_guide_changes_image_and_settings_of_running_pods(rendered: Callable[[str], Documents]) -> None:
     documents = rendered("production")
     changed = [
@@ -169,9 +183,9 @@ def test_the_guide_takes_down_first_the_parts_that_stop_terraform() -> None:
         file.read_text(encoding="utf-8") for file in (KSERVE.parent / "terraform").glob("*.tf")
     )
     [repositories] = re.findall(r'"aws_ecr_repository" "main" {\s+for_each += toset\(\[(.+)\]\)', terraform)
-    steps = ["delete gateway shop", "delete namespace checkout", "buckets"]
+    steps = ["delete gateway shop", "delete namespace checkout", "`deletion_protection = false`", "buckets"]
     steps += [f"`small/{name}`" for name in re.findall(r'"(.+?)"', repositories)]
-    steps += ["`deletion_protection = false`", "5. `terraform destroy`"]
+    steps.append("5. `terraform destroy`")
     assert steps == sorted(steps, key=section.index)
 
 
