@@ -43,6 +43,12 @@ resource "aws_iam_role_policy_attachment" "node" {
   policy_arn = "${local.managed}/${each.key}"
 }
 
+# Else EKS makes the group itself, which keeps every line for ever and outlives the cluster.
+resource "aws_cloudwatch_log_group" "cluster" {
+  name              = "/aws/eks/${local.name}/cluster"
+  retention_in_days = 30
+}
+
 resource "aws_eks_cluster" "main" {
   name                          = local.name
   version                       = var.kubernetes_version
@@ -97,7 +103,7 @@ resource "aws_eks_cluster" "main" {
       }
     }
   }
-  depends_on = [aws_iam_role_policy_attachment.cluster]
+  depends_on = [aws_iam_role_policy_attachment.cluster, aws_cloudwatch_log_group.cluster]
 }
 
 resource "aws_eks_access_entry" "admin" {

@@ -195,6 +195,8 @@ def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     assert [round(int(count) * float(hour) * 730, 2) for count, hour, _ in rows] == pytest.approx(
         months, abs=0.01
     )
+    assert "| public IPv4 addresses" in GUIDE
+    assert "| logs of the control plane" in GUIDE
     [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", GUIDE)
     assert float(total) == pytest.approx(sum(months), abs=0.01)
     readme = (KSERVE.parents[1] / "README.md").read_text(encoding="utf-8")

@@ -156,6 +156,10 @@ run "everything" {
     error_message = "The cluster's API is open, or has other ways in than access entries."
   }
   assert {
+    condition     = aws_cloudwatch_log_group.cluster.name == "/aws/eks/checkout-test/cluster" && aws_cloudwatch_log_group.cluster.retention_in_days == 30
+    error_message = "EKS makes a log of its own, which is kept and billed for ever."
+  }
+  assert {
     condition     = alltrue([for addon in aws_eks_addon.main : addon.resolve_conflicts_on_create == "OVERWRITE"])
     error_message = "A new cluster's own add-ons stop the first apply."
   }
