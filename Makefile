@@ -94,8 +94,9 @@ image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
 
 sbom: $(READY) ## write build/sbom-$(IMAGE).json: the packages of the image, with versions and hashes, as CycloneDX
 	mkdir -p build
-	$(BIN)/cyclonedx-py requirements requirements/$(IMAGE).lock --pyproject pyproject.toml --output-reproducible \
-	    -o build/sbom-$(IMAGE).json
+	cat $$(sed -n 's/.* -r \(requirements[^ ]*\).*/\1/p' infra/images/$(IMAGE).Dockerfile) \
+	    | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml \
+	    --output-reproducible -o build/sbom-$(IMAGE).json
 
 clean: ## remove .venv and caches; models and data in .reco stay (delete that folder yourself)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

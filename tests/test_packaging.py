@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.test_architecture import declared
 
@@ -73,18 +73,30 @@ def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:
     assert not TRAINING & endpoint.keys()
 
 
-def test_the_bill_of_materials_names_each_pin_with_its_hashes(tmp_path: Path) -> None:
-    run = pytest.importorskip("cyclonedx_py._internal.cli").run
-    file = tmp_path / "sbom.json"
-    lock, checked = str(ROOT / "requirements" / "endpoint.lock"), "--validate"  # against the schema
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tool warns of itself, and that a lock has no graph
-        assert run(argv=["requirements", lock, checked, "--output-reproducible", "-o", str(file)]) == 0
-    sbom = json.loads(file.read_text())
+@pytest.mark.slow
+@pytest.mark.parametrize("image", ["endpoint", "pipeline"])
+def test_the_bill_of_materials_names_each_package_of_the_image_with_its_hashes(
+    image: str, tmp_path: Path
+) -> None:
+    for name in ("Makefile", "infra", "pyproject.toml", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    programs = f"BIN={Path(sys.executable).parent}"
+    command = ["make", "--old-file=.venv/.ready", "sbom", f"IMAGE={image}", programs]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    sbom = json.loads((tmp_path / "build" / f"sbom-{image}.json").read_text())
     assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
-    named = {one["name"].lower().replace("_", "-"): one["version"] for one in sbom["components"]}
-    assert named == pins("endpoint.lock")
-    assert all(one["externalReferences"][0]["hashes"] for one in sbom["components"])
+    named = {one["name"].lower().replace("_", "-"): one for one in sbom["components"]}
+    # torch alone has no hash: requirements/torch.txt
+    assert ("torch" in named) == (image == "pipeline")
+    named.pop("torch", None)
+    assert {name: one["version"] for name, one in named.items()} == pins(f"{image}.lock")
+    assert all(one["externalReferences"][0]["hashes"] for one in named.values())
+
+
+def test_every_pinned_file_is_audited() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text(encoding="utf-8"))
+    audited = workflow["jobs"]["audit"]["strategy"]["matrix"]["file"]
+    assert sorted(audited) == sorted(file.name for file in (ROOT / "requirements").iterdir())
 
 
 @pytest.mark.slow

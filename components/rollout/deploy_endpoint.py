@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 TEMPLATE = "release"
 POLL_S = 5.0
-LONGEST_S = 15_000.0  # the Job ends itself after 14,400 s
+LONGEST_S = 21_600.0  # the Job ends itself after 21,000 s
 
 
 class ReleaseFailed(RecoError):

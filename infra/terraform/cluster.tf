@@ -43,6 +43,12 @@ resource "aws_iam_role_policy_attachment" "node" {
   policy_arn = "${local.managed}/${each.key}"
 }
 
+# Else EKS makes the group itself, which keeps every line for ever and outlives the cluster.
+resource "aws_cloudwatch_log_group" "cluster" {
+  name              = "/aws/eks/${local.name}/cluster"
+  retention_in_days = 30
+}
+
 resource "aws_eks_cluster" "main" {
   name                          = local.name
   version                       = var.kubernetes_version
@@ -69,6 +75,9 @@ resource "aws_eks_cluster" "main" {
   upgrade_policy {
     support_type = "STANDARD"
   }
+  lifecycle {
+    ignore_changes = [bootstrap_self_managed_addons] # of a new cluster alone: a change would replace the cluster
+  }
   # Auto Mode: these three are on together, or off together.
   dynamic "compute_config" {
     for_each = var.auto_mode ? [1] : []
@@ -94,7 +103,7 @@ resource "aws_eks_cluster" "main" {
       }
     }
   }
-  depends_on = [aws_iam_role_policy_attachment.cluster]
+  depends_on = [aws_iam_role_policy_attachment.cluster, aws_cloudwatch_log_group.cluster]
 }
 
 resource "aws_eks_access_entry" "admin" {
@@ -151,6 +160,31 @@ resource "aws_eks_addon" "files" {
   pod_identity_association {
     role_arn        = aws_iam_role.files.arn
     service_account = "efs-csi-controller-sa"
+  }
+  depends_on = [aws_eks_addon.main]
+}
+
+# The driver of disks, with a default StorageClass for them: Prometheus needs one. Auto Mode brings its own driver.
+resource "aws_iam_role" "disks" {
+  count              = var.auto_mode ? 0 : 1
+  name               = "${local.name}-disks"
+  assume_role_policy = data.aws_iam_policy_document.files_trust.json
+}
+
+resource "aws_iam_role_policy_attachment" "disks" {
+  count      = var.auto_mode ? 0 : 1
+  role       = aws_iam_role.disks[0].name
+  policy_arn = "${local.managed}/service-role/AmazonEBSCSIDriverPolicy"
+}
+
+resource "aws_eks_addon" "disks" {
+  count                = var.auto_mode ? 0 : 1
+  cluster_name         = aws_eks_cluster.main.name
+  addon_name           = "aws-ebs-csi-driver"
+  configuration_values = jsonencode({ defaultStorageClass = { enabled = true } }) # of gp3
+  pod_identity_association {
+    role_arn        = aws_iam_role.disks[0].arn
+    service_account = "ebs-csi-controller-sa"
   }
   depends_on = [aws_eks_addon.main]
 }
@@ -220,12 +254,13 @@ resource "aws_launch_template" "node" {
 }
 
 resource "aws_eks_node_group" "general" {
-  count           = var.auto_mode ? 0 : 1
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "general"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
-  instance_types  = [var.nodes.type]
+  count                  = var.auto_mode ? 0 : 1
+  cluster_name           = aws_eks_cluster.main.name
+  node_group_name_prefix = "general-"
+  version                = aws_eks_cluster.main.version
+  node_role_arn          = aws_iam_role.node.arn
+  subnet_ids             = [for subnet in aws_subnet.private : subnet.id]
+  instance_types         = [var.nodes.type]
   scaling_config {
     desired_size = var.nodes.min
     min_size     = var.nodes.min
@@ -236,19 +271,21 @@ resource "aws_eks_node_group" "general" {
     version = aws_launch_template.node.latest_version
   }
   lifecycle {
-    ignore_changes = [scaling_config[0].desired_size] # Cluster Autoscaler's
+    create_before_destroy = true                             # another type or zone is another group: pods move to it
+    ignore_changes        = [scaling_config[0].desired_size] # Cluster Autoscaler's
   }
   depends_on = [aws_iam_role_policy_attachment.node]
 }
 
 resource "aws_eks_node_group" "gpu" {
-  count           = !var.auto_mode && var.gpu_nodes.max > 0 ? 1 : 0
-  cluster_name    = aws_eks_cluster.main.name
-  node_group_name = "gpu"
-  node_role_arn   = aws_iam_role.node.arn
-  subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
-  instance_types  = [var.gpu_nodes.type]
-  ami_type        = "AL2023_x86_64_NVIDIA"
+  count                  = !var.auto_mode && var.gpu_nodes.max > 0 ? 1 : 0
+  cluster_name           = aws_eks_cluster.main.name
+  node_group_name_prefix = "gpu-"
+  version                = aws_eks_cluster.main.version
+  node_role_arn          = aws_iam_role.node.arn
+  subnet_ids             = [for subnet in aws_subnet.private : subnet.id]
+  instance_types         = [var.gpu_nodes.type]
+  ami_type               = "AL2023_x86_64_NVIDIA"
   scaling_config {
     desired_size = 0
     min_size     = 0
@@ -264,7 +301,8 @@ resource "aws_eks_node_group" "gpu" {
     effect = "NO_SCHEDULE"
   }
   lifecycle {
-    ignore_changes = [scaling_config[0].desired_size]
+    create_before_destroy = true
+    ignore_changes        = [scaling_config[0].desired_size]
   }
   depends_on = [aws_iam_role_policy_attachment.node]
 }

@@ -79,7 +79,7 @@ resource "aws_iam_role" "main" {
   for_each             = local.roles
   name                 = "${local.name}-${each.key}"
   assume_role_policy   = merge(data.aws_iam_policy_document.pod_identity, data.aws_iam_policy_document.github)[each.key].json
-  max_session_duration = each.key == "ci-release" ? 14400 : 3600 # the workflow follows its Job to the end
+  max_session_duration = each.key == "ci-release" ? 21600 : 3600 # the workflow follows its Job to the end
 }
 
 resource "aws_iam_role_policy" "main" {

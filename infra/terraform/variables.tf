@@ -42,12 +42,13 @@ variable "api_cidrs" {
 }
 
 variable "kubernetes_version" {
-  type    = string
-  default = "1.33"
+  description = "EKS raises a cluster by one version at a time."
+  type        = string
+  default     = "1.35"
 }
 
 variable "auto_mode" {
-  description = "EKS Auto Mode runs the nodes; false: the node groups below."
+  description = "EKS Auto Mode runs the nodes; false: the node groups below. A change takes the nodes of a live cluster away before it has others: make it while no till asks."
   type        = bool
   default     = false
 }

@@ -17,9 +17,12 @@ from serving.metrics import RESPONSES  # its module registers the metrics that a
 from serving.settings import Settings, variable
 from tests.infra.schemas import as_deployment, schema_of, wrong_values
 
-KUBERNETES = "1.33"
 NAMESPACE = "checkout"
-WORKLOADS = Path(__file__).parents[2] / "infra" / "terraform" / "workloads.tf"
+TERRAFORM = Path(__file__).parents[2] / "infra" / "terraform"
+WORKLOADS = TERRAFORM / "workloads.tf"
+[KUBERNETES] = re.findall(
+    r'"kubernetes_version" {[^}]+ default += "(.+)"', (TERRAFORM / "variables.tf").read_text(encoding="utf-8")
+)
 AGENT = ("169.254.170.23/32", 80)  # of EKS Pod Identity
 Document = dict[str, Any]
 Documents = list[Document]

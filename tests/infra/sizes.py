@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
 
 from tests.infra.policies import Documents, container, of_kind
 
@@ -11,6 +14,7 @@ NODES = {"t3.large": (2, 8), "m7i.xlarge": (4, 16), "m7i.2xlarge": (8, 32)}
 NODE_CPU, NODE_GIB = 0.6, 1.9
 # Once in a cluster, assumed: istiod, gateway, KServe, KEDA, CoreDNS, metrics-server, Prometheus.
 SHARED_CPU = 1.5
+JOBS = Path(__file__).parents[2] / "infra" / "kserve" / "release" / "jobs.yaml"
 
 
 def quantity(text: str) -> float:
@@ -36,11 +40,23 @@ def _unplaced(documents: Documents, profile: str) -> Iterator[str]:
         yield f"a pod fits no node: it requests {asked} of {nodes[1]}"
         return
     spec = of_kind(documents, "ScaledObject")[0]["spec"]
-    least, most = spec["minReplicaCount"], spec["maxReplicaCount"]
-    for count, pods, when in (
-        (int(nodes[2]), least, "at the least size"),
-        (int(nodes[3]), least + most, "at the largest size, with the other slot during a release"),
+    # Either slot may get all traffic at once. The release's Job and its guard run beside them.
+    both = 2 * spec["maxReplicaCount"]
+    for count, pods, jobs, when in (
+        (int(nodes[2]), spec["minReplicaCount"], 0.0, "at the least size"),
+        (int(nodes[3]), both, _cpu_of_jobs(), "at the largest size, with both slots during a release"),
     ):
-        room = min(each * count, int((count * (cpu - NODE_CPU) - SHARED_CPU) / request))
+        room = min(each * count, int((count * (cpu - NODE_CPU) - SHARED_CPU - jobs) / request))
         if pods > room:
             yield f"{pods} pods, room for {room} on {count} x {nodes[1]}, {when}"
+
+
+def _cpu_of_jobs() -> float:
+    """The processors that the Job of a release and the guard request."""
+    jobs = of_kind(list(yaml.safe_load_all(JOBS.read_text(encoding="utf-8"))), "CronJob")
+    pods = [
+        one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for one in jobs
+        if one["metadata"]["name"] != "rollback"
+    ]
+    return sum(quantity(pod["containers"][0]["resources"]["requests"]["cpu"]) for pod in pods)

@@ -19,6 +19,7 @@ from tests.infra.sizes import unplaced
 pytestmark = pytest.mark.slow  # kubectl is a process
 
 KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
+GUIDE = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
 OVERLAYS = sorted(path.name for path in (KSERVE / "overlays").iterdir())
 
 
@@ -88,8 +89,13 @@ def test_the_overlays_differ_in_size_and_place_alone(
 def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
     rendered: Callable[[str], Documents], overlay: str
 ) -> None:
-    profile = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
-    assert unplaced(rendered(overlay), profile.read_text(encoding="utf-8")) == []
+    file = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
+    profile = file.read_text(encoding="utf-8")
+    assert unplaced(rendered(overlay), profile) == []
+    smaller = re.sub(
+        r"^(nodes .+max = )(\d+)", lambda m: f"{m[1]}{int(m[2]) - 1}", profile, flags=re.MULTILINE
+    )
+    assert "during a release" in " ".join(unplaced(rendered(overlay), smaller)), "more nodes than it needs"
 
 
 def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
@@ -98,8 +104,7 @@ def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents])
 
 
 def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
-    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
-    [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", guide)
+    [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", GUIDE)
     slot = of_kind(rendered("production"), "InferenceService")[0]
     fill, unpark = json.loads(text)
     assert fill["path"] == "/spec/predictor/containers/0/env/0/value"
@@ -108,14 +113,91 @@ def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documen
     assert slot["metadata"]["annotations"][annotation] == "true"
 
 
+def test_the_guide_lets_keda_look_at_a_filled_slot_at_once(rendered: Callable[[str], Documents]) -> None:
+    """KEDA looks at a new generation; the manifest's own value at last spares the next apply a conflict."""
+    [(values, field)] = re.findall(
+        r"""EACH in ([\d ]+); do .+ scaledobject checkout-blue .+ '{"spec": {"(\w+)": '\$EACH'}}'; done""",
+        GUIDE,
+    )
+    scaled = first(rendered("production"), "ScaledObject")
+    other, own = map(int, values.split())
+    assert other != own == scaled["spec"][field]
+    deployment = scaled["spec"]["scaleTargetRef"]["name"]
+    assert GUIDE.index(f"wait deployment/{deployment} --for=create") < GUIDE.index("for EACH in")
+    assert GUIDE.index("for EACH in") < GUIDE.index("wait scaledobject/checkout-blue --for=condition=Ready")
+
+
+def test_the_guide_changes_image_and_settings_of_running_pods(rendered: Callable[[str], Documents]) -> None:
+    documents = rendered("production")
+    changed = [
+        one for one in documents if one["metadata"].get("labels", {}).get("reco.dev/owner") != "release"
+    ]
+    assert not of_kind(changed, "InferenceService"), "the guide's later apply reaches no pod"
+    [image] = re.findall(r"checkout-SLOT --type=json -p '(.+)'", GUIDE)
+    [one] = json.loads(image)
+    assert (one["op"], one["path"]) == ("replace", "/spec/predictor/containers/0/image")
+    assert "image" in box(documents)
+    [restart] = re.findall(r"checkout-SLOT --type=merge -p '(.+)'", GUIDE)
+    [(field, added)] = json.loads(restart)["spec"]["predictor"].items()
+    pod(documents)[field] = added
+    assert findings(documents) == []
+    root = KSERVE.parents[1]
+    for name in ("docs/how-to/run-the-endpoint.md", "docs/how-to/cluster.md", "infra/monitoring/slo.yaml"):
+        assert "#change-the-pods)" in (root / name).read_text(encoding="utf-8")
+
+
+def test_the_gateway_of_the_guide_takes_the_route(rendered: Callable[[str], Documents]) -> None:
+    [text] = re.findall(r"```yaml\n(.+?kind: Gateway\n.+?)```", GUIDE, re.DOTALL)
+    gateway, documents = yaml.safe_load(text), rendered("production")
+    name, namespace = gateway["metadata"]["name"], gateway["metadata"]["namespace"]
+    [listener] = gateway["spec"]["listeners"]
+    [route] = of_kind(documents, "HTTPRoute")
+    place = {"name": name, "namespace": namespace, "sectionName": listener["name"]}
+    assert route["spec"]["parentRefs"] == [place]
+    # Without a selector a listener takes routes of its own namespace alone.
+    allowed = listener["allowedRoutes"]["namespaces"]
+    assert allowed["from"] == "Selector"
+    of_route = {"kubernetes.io/metadata.name": route["metadata"]["namespace"]}
+    assert allowed["selector"]["matchLabels"] == of_route
+    # Istio names the account of a gateway's pods after the gateway and its class.
+    account = f"cluster.local/ns/{namespace}/sa/{name}-{gateway['spec']['gatewayClassName']}"
+    assert account in json.dumps(of_kind(documents, "AuthorizationPolicy"))
+
+
+def test_the_guide_restricts_the_container_that_kserve_adds(rendered: Callable[[str], Documents]) -> None:
+    """KServe sets no rights in it, and the namespace refuses the whole pod."""
+    assert (
+        first(rendered("production"), "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        == "restricted"
+    )
+    [text] = re.findall(r"patch clusterstoragecontainer default --type=merge -p '(.+)'", GUIDE)
+    rights = json.loads(text)["spec"]["container"]["securityContext"]
+    slot = box(rendered("production"))["securityContext"]
+    assert rights.pop("runAsNonRoot") is True
+    assert rights == {name: slot[name] for name in ("allowPrivilegeEscalation", "capabilities")}
+
+
+def test_the_guide_takes_down_first_the_parts_that_stop_terraform() -> None:
+    section = GUIDE.split("### Take it down\n")[1].split("\n### ")[0]
+    terraform = "".join(
+        file.read_text(encoding="utf-8") for file in (KSERVE.parent / "terraform").glob("*.tf")
+    )
+    [repositories] = re.findall(r'"aws_ecr_repository" "main" {\s+for_each += toset\(\[(.+)\]\)', terraform)
+    steps = ["delete gateway shop", "delete namespace checkout", "`deletion_protection = false`", "buckets"]
+    steps += [f"`small/{name}`" for name in re.findall(r'"(.+?)"', repositories)]
+    steps.append("5. `terraform destroy`")
+    assert steps == sorted(steps, key=section.index)
+
+
 def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
-    guide = (KSERVE.parents[1] / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", guide)
+    rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", GUIDE)
     months = [float(month) for _, _, month in rows]
     assert [round(int(count) * float(hour) * 730, 2) for count, hour, _ in rows] == pytest.approx(
         months, abs=0.01
     )
-    [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", guide)
+    assert "| public IPv4 addresses" in GUIDE
+    assert "| logs of the control plane" in GUIDE
+    [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", GUIDE)
     assert float(total) == pytest.approx(sum(months), abs=0.01)
     readme = (KSERVE.parents[1] / "README.md").read_text(encoding="utf-8")
     assert f"about {float(total):.0f} US dollars a month" in readme

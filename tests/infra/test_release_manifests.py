@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from components.release.examination import WALL_S
 from components.rollout.cluster import KINDS
+from components.rollout.deploy_endpoint import LONGEST_S
+from components.rollout.plan import Pace
 from feature_repo.errors import CHECK_FAILED, CONFLICT, UNREACHABLE, USAGE
 from pipelines.cli.release import rollback
 from pipelines.cli.rollout import release
@@ -73,6 +76,22 @@ def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[st
         assert pod["restartPolicy"] == "Never"
     assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None, True]
     assert "create job $JOB --from=cronjob/rollback" in REMEDIES.read_text()
+
+
+def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(
+    documents: list[dict[str, Any]],
+) -> None:
+    pace = Pace()
+    compared = 1 + len(pace.weights)  # the shadow, and each weight below 100 %
+    longest_s = WALL_S + 2 * pace.ready_s + compared * pace.longest_s + pace.hold_s
+    [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
+    allowed_s = job["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"]
+    workflow = yaml.safe_load((INFRA.parent / ".github" / "workflows" / "release.yml").read_text())
+    [follower] = workflow["jobs"].values()
+    assert longest_s <= allowed_s < min(LONGEST_S, 60 * follower["timeout-minutes"])
+    assert 60 * follower["timeout-minutes"] <= 21_600, "GitHub ends it earlier"
+    [role_s] = [one["with"]["role-duration-seconds"] for one in follower["steps"] if "with" in one]
+    assert allowed_s < role_s
 
 
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(

@@ -50,6 +50,17 @@ def test_its_own_tests_pass(initialised: Path) -> None:
     assert f"{runs} passed, 0 failed" in done.stdout
 
 
+def test_a_changed_group_of_nodes_is_there_before_the_old_one_goes() -> None:
+    """AWS changes no type and no zone of a group: Terraform replaces it, and two groups need two names."""
+    text = (TERRAFORM / "cluster.tf").read_text(encoding="utf-8")
+    groups = re.findall(r'resource "aws_eks_node_group" "\w+" {\n(.*?)\n}', text, re.DOTALL)
+    assert len(groups) == 2
+    for group in groups:
+        lines = {" ".join(line.split("#")[0].split()) for line in group.splitlines()}
+        assert {"create_before_destroy = true", "version = aws_eks_cluster.main.version"} <= lines
+        assert [line for line in lines if line.startswith("node_group_name_prefix = ")]
+
+
 def test_each_profile_has_a_state_of_its_own_that_is_locked() -> None:
     """With one key for all, an apply of production would replace the small cluster."""
     backend = (TERRAFORM / "main.tf").read_text(encoding="utf-8").split('backend "s3" {')[1].split("}")[0]

@@ -156,8 +156,21 @@ run "everything" {
     error_message = "The cluster's API is open, or has other ways in than access entries."
   }
   assert {
+    condition     = aws_cloudwatch_log_group.cluster.name == "/aws/eks/checkout-test/cluster" && aws_cloudwatch_log_group.cluster.retention_in_days == 30
+    error_message = "EKS makes a log of its own, which is kept and billed for ever."
+  }
+  assert {
     condition     = alltrue([for addon in aws_eks_addon.main : addon.resolve_conflicts_on_create == "OVERWRITE"])
     error_message = "A new cluster's own add-ons stop the first apply."
+  }
+  assert {
+    condition = (
+      aws_eks_addon.disks[0].addon_name == "aws-ebs-csi-driver" &&
+      jsondecode(aws_eks_addon.disks[0].configuration_values).defaultStorageClass.enabled &&
+      one(aws_eks_addon.disks[0].pod_identity_association[*].service_account) == "ebs-csi-controller-sa" &&
+      endswith(aws_iam_role_policy_attachment.disks[0].policy_arn, "/service-role/AmazonEBSCSIDriverPolicy")
+    )
+    error_message = "A claim for a disk stays pending: no driver, no rights or no default class."
   }
   assert {
     condition     = alltrue([for repository in aws_ecr_repository.main : repository.image_tag_mutability == "IMMUTABLE"])
@@ -179,8 +192,12 @@ run "auto_mode" {
     auto_mode = true
   }
   assert {
-    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) == 0 && aws_eks_cluster.main.compute_config[0].enabled
+    condition     = length(aws_eks_node_group.general) == 0 && length(aws_iam_role.autoscaler) == 0 && length(aws_eks_addon.main) + length(aws_eks_addon.disks) == 0 && aws_eks_cluster.main.compute_config[0].enabled
     error_message = "Auto Mode beside node groups."
+  }
+  assert {
+    condition     = aws_eks_cluster.main.bootstrap_self_managed_addons # as `everything` made it
+    error_message = "Auto Mode on a live cluster replaces the cluster."
   }
 }
 
