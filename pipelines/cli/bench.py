@@ -117,8 +117,7 @@ def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bo
     """Measure capacity, tail and cost beside other servers.
 
     Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
-    plain FastAPI with PyTorch, and a server that only burns time. With a Redis of its own; about half
-    an hour.
+    and plain FastAPI with PyTorch. With a Redis of its own; about half an hour.
     """
     from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.bench.load.arms import NULL, OURS, UNOPTIMISED
+from pipelines.bench.load.arms import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
 # The address of an arm says nothing about its speed.
 _ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
 _COMPARED = ("p50_ms", "cpu_ms", "capacity")
-_COLOURS, _OTHERS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}, "#bbbbbb"
+_COLOURS, _OTHERS = {OURS: "tab:blue", UNOPTIMISED: "tab:red"}, "#bbbbbb"
 
 
 def load_table(result: Mapping[str, Any]) -> str:
@@ -141,13 +141,8 @@ def _stages(result: Mapping[str, Any]) -> list[str]:
             f"Retrieval, ranking and re-ranking of an answer together: p50 {short(choosing['p50'])} ms, "
             f"p99 {short(choosing['p99'])} ms.",
         ]
-    if floor := result["floor"]:
-        lines += [
-            "",
-            "Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
-            f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe.",
-        ]
-    return lines
+    unexplained = "`unexplained` is network, client, JSON, checks and the server of each arm."
+    return [*lines, "", f"Means add up to the client's: {unexplained}"]
 
 
 def _start(result: Mapping[str, Any]) -> list[str]:
@@ -196,8 +191,7 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
         *table(head, rows),
         "",
         "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
-        "request was due. The tail of `null` is that of machine and client at the same processor time: set "
-        "no goal below it. At three times the capacity, answers within the goal are counted over the time in "
+        "request was due. At three times the capacity, answers within the goal are counted over the time in "
         "which they were due; those of a fallback stand beside, as no capacity counts them.",
     ]
 
