@@ -130,20 +130,22 @@ def _judge(
     rows: dict[str, dict[str, Any]] = {}
     tallies: dict[str, Tally] = {}
     ensemble = Ensemble.of(teachers, held_out)
-    tallies["ensemble"], rows["ensemble"] = _row(lists, ensemble.scores(lists.examples), items)
     rankers = {name: OnnxRanker(path / GRAPH) for name, path in arms.items()}
     for name, ranker in rankers.items():
         log.info("%s: scoring %d candidates", name, len(lists.examples.label))
         tallies[name], rows[name] = _row(lists, ranker.scores(lists.examples), items)
-    asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
-    calls: list[Call] = [
-        *(ranker.run for ranker in rankers.values()),
-        partial(_run_all, asked),
-    ]
-    feeds: list[Feed] = [*(ranker.feed for ranker in rankers.values()), partial(_feed_all, asked)]
+    calls: list[Call] = [ranker.run for ranker in rankers.values()]
+    feeds: list[Feed] = [ranker.feed for ranker in rankers.values()]
     sizes = {name: (arms[name] / GRAPH).stat().st_size for name in arms}
-    sizes["ensemble"] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
-    for name, latency in zip([*rankers, "ensemble"], measure_calls(calls, feeds, held_out), strict=True):
+    whole = f"teacher {ensemble.teachers[0].manifest['model']}"
+    if len(ensemble.teachers) > 1:  # one alone is the ensemble
+        whole = "ensemble"
+        tallies[whole], rows[whole] = _row(lists, ensemble.scores(lists.examples), items)
+        asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
+        calls.append(partial(_run_all, asked))
+        feeds.append(partial(_feed_all, asked))
+        sizes[whole] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
+    for name, latency in zip(rows, measure_calls(calls, feeds, held_out), strict=True):
         rows[name] |= {"bytes": sizes[name], "latency_ms": latency}
     for row in rows.values():
         each = row["latency_ms"]["500"]["p50"]
@@ -154,7 +156,7 @@ def _judge(
         "teachers": len(ensemble.teachers),
         "rankers": rows,
         "against_ensemble": {
-            name: ratios(tally, tallies["ensemble"], lists.bootstrap) for name, tally in tallies.items()
+            name: ratios(tally, tallies[whole], lists.bootstrap) for name, tally in tallies.items()
         },
         "pruning": json.loads((line.pruned / "table.json").read_bytes()),
         "engines": _engines(line, held_out),
@@ -225,8 +227,14 @@ def compression_table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def whole_ensemble(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of all teachers together: the only teacher's where there is one."""
+    rows: Mapping[str, dict[str, Any]] = results["rankers"]
+    return rows.get("ensemble") or next(row for name, row in rows.items() if name.startswith("teacher "))
+
+
 def _leaderboard(results: Mapping[str, Any]) -> list[str]:
-    best = results["rankers"]["ensemble"]
+    whole = whole_ensemble(results)
     head = ["ranker", "NDCG@10", "Recall@20", "repeat", "new", "GAUC", "of the ensemble's NDCG@10", "kB"]
     head += ["smaller", "p50 ms, 500", "p99", "faster", "Wh a million", "$ a million"]
     rows = []
@@ -240,9 +248,9 @@ def _leaderboard(results: Mapping[str, Any]) -> list[str]:
                 fixed(row["gauc"], 4),
                 share(results["against_ensemble"][name], "ndcg_at_10"),
                 fixed(row["bytes"] / 1e3, 0),
-                fixed(best["bytes"] / row["bytes"], 1, "x"),
+                fixed(whole["bytes"] / row["bytes"], 1, "x"),
                 *(fixed(at[percentile], 3) for percentile in ("p50", "p99")),
-                fixed(best["latency_ms"]["500"]["p50"] / at["p50"], 1, "x"),
+                fixed(whole["latency_ms"]["500"]["p50"] / at["p50"], 1, "x"),
                 fixed(row["wh_a_million"]),
                 fixed(row["dollars_a_million"], 3),
             ]
@@ -282,8 +290,8 @@ def draw_compression(results: Mapping[str, Any], file: Path) -> None:
     points = {name: (row["bytes"] / 1e3, row["ndcg_at_10"]) for name, row in results["rankers"].items()}
     with picture(file, (9, 5.5)) as (figure, [[axes]]):
         for kind, colour in _COLOURS.items():
-            some = [point for ranker, point in points.items() if _kind(ranker) == kind]
-            axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
+            if some := [point for ranker, point in points.items() if _kind(ranker) == kind]:
+                axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
         axes.set_xscale("log")
         axes.margins(x=0.12)
         axes.set(xlabel="kilobytes of the graph", ylabel="NDCG@10 on the test weeks")

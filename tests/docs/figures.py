@@ -7,6 +7,7 @@ from functools import cache, partial
 from statistics import median
 from typing import Any
 
+from pipelines.bench.compression import whole_ensemble
 from pipelines.bench.drift import injected_lines
 from pipelines.bench.figures import PLAN
 from pipelines.bench.load.report import difference, goal_table
@@ -124,7 +125,7 @@ def headline() -> str:
     quality, load, drills = measured("quality"), measured("load"), measured("drills")["drills"]
     ours, goals = load["arms"]["ours"], load["goals"]
     rankers, features = measured("compression")["rankers"], measured("features")
-    whole, served = rankers["ensemble"], rankers["served"]
+    whole, served = whole_ensemble(measured("compression")), rankers["served"]
     faster = whole["latency_ms"]["500"]["p50"] / served["latency_ms"]["500"]["p50"]
     calls, replay, teachers = client_calls(), features["replay"], measured("compression")["teachers"]
     rows = [
@@ -400,7 +401,7 @@ def features(found: Any) -> str:
 def compression(found: Any) -> str:
     """Return the way from the teachers to one file."""
     rankers, engines = found["rankers"], found["engines"]
-    whole = rankers["ensemble"]
+    whole = whole_ensemble(found)
     teachers = (
         f"the {found['teachers']} teachers together"
         if found["teachers"] > 1
