@@ -341,8 +341,8 @@ def load(found: Any) -> str:
 
 
 def _range(capacity: Mapping[str, Any]) -> str:
-    low, high = min(capacity["rates"]), max(capacity["rates"])
-    spread = ", once" if low == high else f" [{low:.0f}, {high:.0f}]"
+    rates = capacity["rates"]
+    spread = ", once" if len(rates) == 1 else f" [{min(rates):.0f}, {max(rates):.0f}]"
     return f"{capacity['rate']:.0f}{spread}" if capacity["rate"] else "none"
 
 

@@ -312,13 +312,14 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
 
 def find_capacities(bench: LoadBench, runs: Sequence[ArmRun]) -> None:
     """Search the capacities of a pair once more, a probe each in turn."""
-    searches = {}
+    searches, number = {}, len(runs[0].capacities)
+    rng = np.random.default_rng(number)
     for run in runs:
-        # The next search begins where the earlier ones ended.
+        # Near where the earlier ones ended, but not on the same rates: those would agree by their grid alone.
         start = (run.capacities and run.rate) or FIRST_LOAD * 1e3 / max(run.cpu_ms, 0.01)
-        search = search_capacity(start, bench.effort.precision)
+        search = search_capacity(start * 2 ** rng.uniform(-0.5, 0.5), bench.effort.precision)
         searches[run.arm.name] = (run, search, next(search))
-    for seed in itertools.count(1_000 * len(runs[0].capacities)):
+    for seed in itertools.count(1_000 * number):
         for name, (run, search, rate) in list(searches.items()):
             load = bench.send(run, long_enough(bench.effort.probe_s, rate), rate, seed=seed)
             try:

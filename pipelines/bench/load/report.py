@@ -243,8 +243,8 @@ def _rate(rate: float) -> str:
 
 
 def _range(capacity: Mapping[str, Any]) -> str:
-    low, high = min(capacity["rates"]), max(capacity["rates"])
-    spread = ", measured once" if low == high else f" [{_rate(low)}, {_rate(high)}]"
+    rates = capacity["rates"]
+    spread = ", measured once" if len(rates) == 1 else f" [{_rate(min(rates))}, {_rate(max(rates))}]"
     return _rate(capacity["rate"]) + spread
 
 

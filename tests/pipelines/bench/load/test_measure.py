@@ -81,21 +81,30 @@ def test_each_run_continues_in_the_list_warm_ups_included() -> None:
     assert all(plan.warm_up == WARM_UP for plan in generator.plans)
 
 
-def test_the_capacities_of_a_pair_are_searched_in_turns() -> None:
-    generator = Generator(*[load_of([1.0] * 200)] * 2, load_of([99.0] * 200))
+def test_the_capacities_of_a_pair_are_searched_in_turns_from_different_rates() -> None:
+    class UpTo130(Generator):
+        def run(self, plan: LoadPlan) -> Load:
+            super().run(plan)
+            return load_of([1.0 if plan.rate <= 130 else 99.0] * 200)
+
+    generator = UpTo130(load_of([1.0]))
     runs = [run_of("first"), run_of("second")]
     for run in runs:
         run.rounds.append({"cpu_ms": 4.0})
-    find_capacities(bench_of(generator), runs)
-    assert [run.rate for run in runs] == [100.0, 100.0]
-    assert [plan.rate for plan in generator.plans[:4]] == [100.0, 100.0, 200.0, 200.0]
-    already = len(generator.plans)
-    find_capacities(bench_of(generator), runs)
-    assert [plan.rate for plan in generator.plans[already:]][:2] == [100.0, 100.0], "where the first ended"
-    assert [len(run.capacities) for run in runs] == [2, 2]
-    assert {plan.seed for plan in generator.plans[:already]}.isdisjoint(
-        plan.seed for plan in generator.plans[already:]
-    )
+    seeds: list[set[int]] = []
+    for _ in range(4):
+        already = len(generator.plans)
+        find_capacities(bench_of(generator), runs)
+        asked = [plan.rate for plan in generator.plans[already:]]
+        assert all(45 < rate < 185 for rate in asked[:2]), "near 100, or near where the earlier ones ended"
+        assert asked[2] in (asked[0] / 2, asked[0] * 2)
+        assert asked[3] in (asked[1] / 2, asked[1] * 2)
+        seeds.append({plan.seed for plan in generator.plans[already:]})
+    for run in runs:
+        rates = [capacity.rate for capacity in run.capacities]
+        assert all(65 <= rate <= 130 for rate in rates), "within a factor of two, as QUICK asks"
+        assert len(set(rates)) == 4, "the spread is that of the searches, not of one grid"
+    assert len(set.union(*seeds)) == sum(map(len, seeds))
 
 
 @pytest.mark.parametrize(

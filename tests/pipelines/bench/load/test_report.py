@@ -108,6 +108,13 @@ def test_the_report_begins_with_ours_beside_the_unoptimised_stack() -> None:
     assert alone.endswith("99 % within 50 ms. `fastapi-torch` was not measured beside it.")
 
 
+def test_a_capacity_that_each_search_found_alike_was_not_measured_once() -> None:
+    ours = arm(2.0, 1.5, 400.0)
+    for rates, text in (([400.0] * 4, "400 [400, 400]"), ([400.0], "400, measured once")):
+        ours["capacity"]["rates"] = rates
+        assert f"one process gives {text} answers a second" in load_table(result(arms={"ours": ours}))
+
+
 def test_one_round_proves_no_difference() -> None:
     assert difference({"median": 0.8, "min": 0.8, "max": 0.8}) == "0.80x, measured once"
     assert difference(None) == "–"
