@@ -369,11 +369,10 @@ def features(found: Any) -> str:
 
     rows = [
         (
-            "read a shopper's row, session and last items from Redis, ms",
+            "read and decode a shopper's row from Redis, ms",
             ms(read["ours_ms"], 2),
             ms(read["feast_ms"], 2),
         ),
-        ("look up 10 features of 500 items in process, ms", ms(found["item_features"]["ms"], 3), ""),
         ("event published until a request sees it, 1,000 events a second, ms", ms(seen["ms"], 0), ""),
         ("events folded in a second of one core", f"{found['fold']['per_core_second']:,}", ""),
         ("stream killed at random: state equal to the batch's", f"{kills['equal']} of {kills['kills']}", ""),
