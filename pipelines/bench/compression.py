@@ -34,7 +34,6 @@ from components.ranker.export_ranker import export_ranker
 from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_calls
 from components.ranker.train_ranker import load_ranker, train_ranker
-from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import fixed, machine_line, picture, table, write_report
@@ -147,9 +146,6 @@ def _judge(
         sizes[whole] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
     for name, latency in zip(rows, measure_calls(calls, feeds, held_out), strict=True):
         rows[name] |= {"bytes": sizes[name], "latency_ms": latency}
-    for row in rows.values():
-        each = row["latency_ms"]["500"]["p50"]
-        row |= {"wh_a_million": watt_hours(each * 1e3), "dollars_a_million": dollars_a_million(each)}
     return {
         "bundle_id": bundle.bundle_id,
         "baskets": len(lists.tasks),
@@ -207,9 +203,6 @@ def compression_table(results: Mapping[str, Any]) -> str:
         "",
         *_leaderboard(results),
         "",
-        f"Wh and $ are estimates for ranking 500 candidates: p50 x {WATTS_A_CORE:g} W a core, and x "
-        f"${DOLLARS_A_CORE_HOUR:g} a core-hour.",
-        "",
         "Pruning, on the held-out lists, tuned again after each cut:",
         "",
         *table(
@@ -236,7 +229,7 @@ def whole_ensemble(results: Mapping[str, Any]) -> dict[str, Any]:
 def _leaderboard(results: Mapping[str, Any]) -> list[str]:
     whole = whole_ensemble(results)
     head = ["ranker", "NDCG@10", "Recall@20", "repeat", "new", "GAUC", "of the ensemble's NDCG@10", "kB"]
-    head += ["smaller", "p50 ms, 500", "p99", "faster", "Wh a million", "$ a million"]
+    head += ["smaller", "p50 ms, 500", "p99", "faster"]
     rows = []
     for name, row in sorted(results["rankers"].items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
         at = row["latency_ms"]["500"]
@@ -251,8 +244,6 @@ def _leaderboard(results: Mapping[str, Any]) -> list[str]:
                 fixed(whole["bytes"] / row["bytes"], 1, "x"),
                 *(fixed(at[percentile], 3) for percentile in ("p50", "p99")),
                 fixed(whole["latency_ms"]["500"]["p50"] / at["p50"], 1, "x"),
-                fixed(row["wh_a_million"]),
-                fixed(row["dollars_a_million"], 3),
             ]
         )
     return table(head, rows)

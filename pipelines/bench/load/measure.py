@@ -23,7 +23,6 @@ import numpy as np
 import orjson
 
 from components.measurement import machine_state
-from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
     PREDICT,
@@ -92,7 +91,6 @@ class ArmRun:
     arm: Arm
     server: MeasuredServer
     bodies: str
-    request_bytes: float
     ready_s: float
     settings: Mapping[str, str]  # its variables that differ from their defaults
     first_ms: float | None = None
@@ -152,8 +150,7 @@ class LoadBench:
         with running(arm, self.setup, home) as server:
             ready_s = time.perf_counter() - began
             settings = differing(arm.settings(self.setup, home))
-            size = float(np.mean([len(orjson.dumps({"instances": [one]})) for one in self.requests]))
-            run = ArmRun(arm, server, self.bodies, size, ready_s, settings)
+            run = ArmRun(arm, server, self.bodies, ready_s, settings)
             send_first(self.generator, run)
             log.info("%s is ready after %.1f s", arm.name, ready_s)
             yield run
@@ -213,7 +210,6 @@ def bench_load(
             "requests": len(requests),
             "candidates": manifest["settings"]["quotas"]["total"],
             "online_store": rows,
-            "constants": {"watts_a_core": WATTS_A_CORE, "dollars_a_core_hour": DOLLARS_A_CORE_HOUR},
             **measure_arms(bench, ours, others),
         }
         figures |= measure_ours(bench, ours, endurance)
@@ -306,7 +302,6 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
         **{f"{name}_ms": summary["ms"][name] for name in ("p50", "p99", "mean", "max")},
         "cpu_ms": cpu_ms,
         **{name: summary[name] for name in ("requests", "answered", "failed", "refused", "degraded")},
-        "answer_bytes": float(load.answer_bytes[load.answered].mean()) if load.answered.any() else None,
     }
 
 

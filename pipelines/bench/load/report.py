@@ -89,7 +89,7 @@ def _preface(result: Mapping[str, Any]) -> str:
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
     head = ["arm", "p50 ms", "p99 ms", f"answers/s, 99 % within {result['goal_ms']:g} ms"]
-    head += ["CPU ms an answer", "$ a million", "Wh a million", "memory MB (RSS / PSS)"]
+    head += ["CPU ms an answer", "memory MB (RSS / PSS)"]
     rows = []
     for name, arm in result["arms"].items():
         alone, memory = arm["alone"], arm["memory_mb"]
@@ -100,21 +100,16 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
                 short(alone["p99_ms"]),
                 _range(arm["capacity"]),
                 fixed(arm["cpu_ms"]),
-                fixed(arm["dollars_a_million"], 3),
-                fixed(arm["wh_a_million"], 1),
                 f"{memory['rss']:.0f} / {memory['pss']:.0f}",
                 *(difference(arm["ratio"].get(name)) if "ratio" in arm else "" for name in _COMPARED),
             ]
         )
-    rows += [[name, f"skipped: {why}", *[""] * 9] for name, why in result["skipped"].items()]
-    constants = result["constants"]
+    rows += [[name, f"skipped: {why}", *[""] * 7] for name, why in result["skipped"].items()]
     return [
         *table([*head, "p50 against ours", "CPU", "answers/s"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
-        "processes of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
-        f"${constants['dollars_a_core_hour']:g} a core-hour; Wh = CPU ms x 1000 s / 3600 x "
-        f"{constants['watts_a_core']:g} W a core: estimates with stated constants.",
+        "processes of the server, without Redis and client.",
     ]
 
 

@@ -59,12 +59,12 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
     ms = np.array(client_ms, float)
     flags = np.isin(np.arange(len(ms)), degraded)
     due = np.arange(len(ms)) / 10.0
-    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, np.full(len(ms), 9), 0.0)
+    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, 0.0)
 
 
 def run_of(name: str = "some") -> ArmRun:
     arm = Arm(name, "", lambda _: [])
-    return ArmRun(arm, cast(MeasuredServer, Server()), "bodies", 1.0, 1.0, {})
+    return ArmRun(arm, cast(MeasuredServer, Server()), "bodies", 1.0, {})
 
 
 def bench_of(generator: Generator) -> LoadBench:

@@ -29,8 +29,6 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
         "memory_mb": {"rss": 300.4, "pss": 200.0},
         "alone": {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50, "rounds": []},
         "cpu_ms": cpu_ms,
-        "dollars_a_million": 0.02,
-        "wh_a_million": 4.0,
         "stages": {"ranking": stage, "unexplained": stage, "client": {**ms, "share": 1.0}},
         "capacity": {
             **{"rate": capacity, "goal_ms": 50.0, "probes": probes},
@@ -68,7 +66,6 @@ def result(**more: Any) -> dict[str, Any]:
         "requests": 7,
         "candidates": 500,
         "online_store": {"users": 1_000, "items": 80},
-        "constants": {"watts_a_core": 10.0, "dollars_a_core_hour": 0.05},
         "skipped": {"eager": "no weights"},
         "arms": {"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": arm(90.0, 60.0, 8.0, 4.0)},
         "basket_length": {"ms": {"1": ms, "200": ms}, "growth": {"p50": 1.25, "p99": None}},
@@ -86,10 +83,10 @@ def test_the_first_table_has_one_row_per_arm() -> None:
     text = load_table(result())
     rows = re.findall(r"^\| (?:\*\*ours\*\*|fastapi-torch|eager) \|.*$", text, re.MULTILINE)
     assert rows[:3] == [
-        "| **ours** | 2.00 | 4.00 | 400 [200, 800] | 1.50 | 0.020 | 4.0 | 300 / 200 |  |  |  |",
-        "| fastapi-torch | 90.00 | 180 | 8.00 [4.00, 16] | 60.00 | 0.020 | 4.0 | 300 / 200 "
+        "| **ours** | 2.00 | 4.00 | 400 [200, 800] | 1.50 | 300 / 200 |  |  |  |",
+        "| fastapi-torch | 90.00 | 180 | 8.00 [4.00, 16] | 60.00 | 300 / 200 "
         "| 4.00x [3.75, 4.25] | 4.00x [3.75, 4.25] | no difference (0.25x [0.12, 1.00]) |",
-        "| eager | skipped: no weights |" + "  |" * 9,
+        "| eager | skipped: no weights |" + "  |" * 7,
     ]
     assert "at most 500 candidates ranked for each" in text
 

@@ -18,17 +18,17 @@ def load_of(ms: list[float], due_s: list[float], degraded: list[int]) -> Load:
     """Return a load of so many requests, all answered; some of them degraded."""
     count = len(ms)
     flags = np.isin(np.arange(count), degraded)
-    status, sizes = np.full(count, OK), np.full(count, 9)
-    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags, sizes, 0.0)
+    status = np.full(count, OK)
+    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags, 0.0)
 
 
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
     """Return a run with a round for each p50, and a capacity."""
     server = cast(MeasuredServer, None)
-    run = ArmRun(Arm("some", "a server", lambda _: []), server, "bodies", 100.0, 2.0, {}, **more)
+    run = ArmRun(Arm("some", "a server", lambda _: []), server, "bodies", 2.0, {}, **more)
     for p50 in p50_ms:
         times = {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50}
-        run.rounds.append({**times, "cpu_ms": p50 / 2, "answer_bytes": 9.0})
+        run.rounds.append({**times, "cpu_ms": p50 / 2})
     run.capacities = [Capacity(rate, ())]
     run.memory_mb = {"rss": 300.0, "pss": 200.0}
     return run
