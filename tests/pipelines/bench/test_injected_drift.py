@@ -10,7 +10,13 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import Window
-from pipelines.bench.injected_drift import concept_drift, detection_delays, prediction_drift, share_power
+from pipelines.bench.injected_drift import (
+    baskets_until_detected,
+    concept_drift,
+    detection_delays,
+    prediction_drift,
+    share_power,
+)
 
 
 def test_a_large_change_is_detected_sooner_and_none_is_not(
@@ -42,6 +48,15 @@ def test_both_distances_of_predictions_grow_with_the_change() -> None:
         values = [row[name] for row in rows]
         assert values == sorted(values)
         assert values[0] < 0.02 < values[-1]
+
+
+def test_a_change_is_detected_only_while_unchanged_purchases_are_not() -> None:
+    none, half, all_hit = [False] * 40, [True, False] * 20, [True] * 40
+    assert baskets_until_detected(half, 0.5) is None
+    assert baskets_until_detected(none, 0.5) == 10, "10 x 0.5 is more than 3 standard deviations"
+    assert baskets_until_detected(none, 0.5, control=half) == 10
+    assert baskets_until_detected(half, 0.9, control=none) is None, "hits fall without the change, too"
+    assert baskets_until_detected(half, 0.9, control=all_hit) is not None
 
 
 @pytest.mark.slow
