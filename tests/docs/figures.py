@@ -278,7 +278,9 @@ def peers(found: Any) -> str:
         "before the cut, and\n"
         f"was asked once on the test weeks; all {len(found['tried'])} choices are in `peers.json`. "
         '"+ own purchases" adds what the shopper\n'
-        "buys, with a weight that was chosen the same way. SASRec had minutes of a CPU: no ceiling of it.\n\n"
+        "buys, with a weight that was chosen the same way. SASRec had minutes of a CPU: no ceiling of it.\n"
+        "Served and LightGBM have counts of all purchases until the night before each request, as a nightly\n"
+        "refresh gives them; the others have only those before the cut. EASE sees 10,000 items.\n\n"
         + table(head, cells)
         + "\n`reco bench peers` repeats it. "
         + made("peers")
