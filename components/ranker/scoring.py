@@ -92,9 +92,11 @@ def request(feed: Feed, data: RankerExamples, size: int) -> Any:
 def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExamples) -> list[Latency]:
     """Return p50 and p99 of each call in milliseconds, by the number of candidates of one request.
 
-    The calls take turns, so that whatever else the machine does meets all of them.
+    The calls take turns, so that whatever else the machine does meets all of them. Each turn has another
+    order, from a seed: no call always finds the caches that the same other one left.
     """
     found: list[Latency] = [{} for _ in calls]
+    rng = np.random.default_rng(0)
     gc.collect()
     for size in SIZES:
         given = [request(feed, data, size) for feed in feeds]
@@ -102,7 +104,8 @@ def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExam
         gc.disable()
         try:
             for repeat in range(-WARM_UP, REPEATS):
-                for i, (call, feed) in enumerate(zip(calls, given, strict=True)):
+                for i in rng.permutation(len(calls)).tolist():
+                    call, feed = calls[i], given[i]
                     began = time.perf_counter()
                     call(feed)
                     took[i, max(repeat, 0)] = time.perf_counter() - began

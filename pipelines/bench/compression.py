@@ -34,7 +34,6 @@ from components.ranker.export_ranker import export_ranker
 from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_calls
 from components.ranker.train_ranker import load_ranker, train_ranker
-from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE, dollars_a_million, watt_hours
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
@@ -130,31 +129,30 @@ def _judge(
     rows: dict[str, dict[str, Any]] = {}
     tallies: dict[str, Tally] = {}
     ensemble = Ensemble.of(teachers, held_out)
-    tallies["ensemble"], rows["ensemble"] = _row(lists, ensemble.scores(lists.examples), items)
     rankers = {name: OnnxRanker(path / GRAPH) for name, path in arms.items()}
     for name, ranker in rankers.items():
         log.info("%s: scoring %d candidates", name, len(lists.examples.label))
         tallies[name], rows[name] = _row(lists, ranker.scores(lists.examples), items)
-    asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
-    calls: list[Call] = [
-        *(ranker.run for ranker in rankers.values()),
-        partial(_run_all, asked),
-    ]
-    feeds: list[Feed] = [*(ranker.feed for ranker in rankers.values()), partial(_feed_all, asked)]
+    calls: list[Call] = [ranker.run for ranker in rankers.values()]
+    feeds: list[Feed] = [ranker.feed for ranker in rankers.values()]
     sizes = {name: (arms[name] / GRAPH).stat().st_size for name in arms}
-    sizes["ensemble"] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
-    for name, latency in zip([*rankers, "ensemble"], measure_calls(calls, feeds, held_out), strict=True):
+    whole = f"teacher {ensemble.teachers[0].manifest['model']}"
+    if len(ensemble.teachers) > 1:  # one alone is the ensemble
+        whole = "ensemble"
+        tallies[whole], rows[whole] = _row(lists, ensemble.scores(lists.examples), items)
+        asked = [rankers[f"teacher {teacher.manifest['model']}"] for teacher in ensemble.teachers]
+        calls.append(partial(_run_all, asked))
+        feeds.append(partial(_feed_all, asked))
+        sizes[whole] = sum(teacher.graph.stat().st_size for teacher in ensemble.teachers)
+    for name, latency in zip(rows, measure_calls(calls, feeds, held_out), strict=True):
         rows[name] |= {"bytes": sizes[name], "latency_ms": latency}
-    for row in rows.values():
-        each = row["latency_ms"]["500"]["p50"]
-        row |= {"wh_a_million": watt_hours(each * 1e3), "dollars_a_million": dollars_a_million(each)}
     return {
         "bundle_id": bundle.bundle_id,
         "baskets": len(lists.tasks),
         "teachers": len(ensemble.teachers),
         "rankers": rows,
         "against_ensemble": {
-            name: ratios(tally, tallies["ensemble"], lists.bootstrap) for name, tally in tallies.items()
+            name: ratios(tally, tallies[whole], lists.bootstrap) for name, tally in tallies.items()
         },
         "pruning": json.loads((line.pruned / "table.json").read_bytes()),
         "engines": _engines(line, held_out),
@@ -205,9 +203,6 @@ def compression_table(results: Mapping[str, Any]) -> str:
         "",
         *_leaderboard(results),
         "",
-        f"Wh and $ are estimates for ranking 500 candidates: p50 x {WATTS_A_CORE:g} W a core, and x "
-        f"${DOLLARS_A_CORE_HOUR:g} a core-hour.",
-        "",
         "Pruning, on the held-out lists, tuned again after each cut:",
         "",
         *table(
@@ -225,10 +220,16 @@ def compression_table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def whole_ensemble(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of all teachers together: the only teacher's where there is one."""
+    rows: Mapping[str, dict[str, Any]] = results["rankers"]
+    return rows.get("ensemble") or next(row for name, row in rows.items() if name.startswith("teacher "))
+
+
 def _leaderboard(results: Mapping[str, Any]) -> list[str]:
-    best = results["rankers"]["ensemble"]
+    whole = whole_ensemble(results)
     head = ["ranker", "NDCG@10", "Recall@20", "repeat", "new", "GAUC", "of the ensemble's NDCG@10", "kB"]
-    head += ["smaller", "p50 ms, 500", "p99", "faster", "Wh a million", "$ a million"]
+    head += ["smaller", "p50 ms, 500", "p99", "faster"]
     rows = []
     for name, row in sorted(results["rankers"].items(), key=lambda pair: -pair[1]["ndcg_at_10"]):
         at = row["latency_ms"]["500"]
@@ -240,11 +241,9 @@ def _leaderboard(results: Mapping[str, Any]) -> list[str]:
                 fixed(row["gauc"], 4),
                 with_interval(results["against_ensemble"][name], "ndcg_at_10", 4),
                 fixed(row["bytes"] / 1e3, 0),
-                fixed(best["bytes"] / row["bytes"], 1, "x"),
+                fixed(whole["bytes"] / row["bytes"], 1, "x"),
                 *(fixed(at[percentile], 3) for percentile in ("p50", "p99")),
-                fixed(best["latency_ms"]["500"]["p50"] / at["p50"], 1, "x"),
-                fixed(row["wh_a_million"]),
-                fixed(row["dollars_a_million"], 3),
+                fixed(whole["latency_ms"]["500"]["p50"] / at["p50"], 1, "x"),
             ]
         )
     return table(head, rows)
@@ -276,8 +275,8 @@ def draw_compression(results: Mapping[str, Any], file: Path) -> None:
     points = {name: (row["bytes"] / 1e3, row["ndcg_at_10"]) for name, row in results["rankers"].items()}
     with picture(file, (9, 5.5)) as (figure, [[axes]]):
         for kind, colour in _COLOURS.items():
-            some = [point for ranker, point in points.items() if _kind(ranker) == kind]
-            axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
+            if some := [point for ranker, point in points.items() if _kind(ranker) == kind]:
+                axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
         axes.set_xscale("log")
         axes.margins(x=0.12)
         axes.set(xlabel="kilobytes of the graph", ylabel="NDCG@10 on the test weeks")

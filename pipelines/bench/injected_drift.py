@@ -15,6 +15,7 @@ import pandas as pd
 
 from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import read_tasks
 from feature_repo.events import Dataset
 from monitoring.drift import compare
@@ -140,14 +141,16 @@ def concept_drift(
     """Return hits where shoppers answer differently to the same requests; and all probabilities.
 
     Of the purchases of the later half of the test baskets, each share becomes another item of the catalogue,
-    any with the same chance. Requests and probabilities stay, so that no PSI of them can move.
+    any with the same chance. Requests and probabilities stay, so that no PSI of them can move. Items are
+    counted each night, as in a shop: with the counts of the cut, hits would fall without any change.
     """
     bundle = load_bundle(bundle_path)
     window = window_s(pd.Timestamp(bundle.manifest["cut"]))
-    tasks = read_tasks(purchases_of(data.events), bundle.statistics, *window).hidden
+    bought = purchases_of(data.events)
+    tasks = read_tasks(bought, bundle.statistics, *window).hidden
     recommender = Recommender(bundle, MemoryStore())
     shown, scores = [], []
-    for _, prepared in prepared_tasks(bundle, tasks, DEFAULT_K):
+    for _, prepared in prepared_tasks(bundle, tasks, DEFAULT_K, Nightly(bundle, bought)):
         answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
         shown.append(bundle.statistics.codes([item.item_id for item in answer.items]))
         scores.append([item.score for item in answer.items])
@@ -156,18 +159,32 @@ def concept_drift(
     other = [rng.integers(len(bundle.statistics.item_ids), size=len(task.hidden)) for task in tasks]
 
     def hits(number: int, share: float) -> bool:
-        bought = np.where(chance[number] < share, other[number], tasks[number].hidden)
-        return bool(np.isin(bought, shown[number]).any())
+        changed = np.where(chance[number] < share, other[number], tasks[number].hidden)
+        return bool(np.isin(changed, shown[number]).any())
 
     base = float(np.mean([hits(number, 0.0) for number in range(half)]))
+    later = {share: [hits(number, share) for number in range(half, len(tasks))] for share in (0.0, *ladder)}
     rows = []
     for share in ladder:
-        found = np.array([hits(number, share) for number in range(half, len(tasks))])
-        count = np.arange(1, len(found) + 1)
-        low = base * count - SIGMAS * np.sqrt(base * (1 - base) * count)
-        below = np.flatnonzero(np.cumsum(found) < low)
-        first = int(count[below[0]]) if len(below) else None
-        rows.append(
-            {"share": share, "hit_ratio_at_10": float(found.mean()), "before": base, "baskets": first}
-        )
+        baskets = baskets_until_detected(later[share], base, later[0.0] if share else None)
+        row = {"hit_ratio_at_10": float(np.mean(later[share])), "before": base, "baskets": baskets}
+        rows.append({"share": share, **row})
     return rows, np.concatenate(scores)
+
+
+def baskets_until_detected(
+    found: Sequence[bool], base: float, control: Sequence[bool] | None = None
+) -> int | None:
+    """Return the number of baskets after which their hits are SIGMAS below a ratio; None: never.
+
+    Args:
+        found: whether each basket was hit.
+        base: the ratio of hits before.
+        control: the same baskets without the change: once they are below, too, a detection proves nothing.
+    """
+    count = np.arange(1, len(found) + 1)
+    low = base * count - SIGMAS * np.sqrt(base * (1 - base) * count)
+    below = np.cumsum(found) < low
+    if control is not None:
+        below &= ~np.logical_or.accumulate(np.cumsum(control) < low)
+    return int(count[below][0]) if below.any() else None

@@ -1,8 +1,7 @@
 """A bundle and real requests -> measured latency: in process, and one at a time over HTTP.
 
 The endpoint runs in a process of its own, and so does the load generator (`pipelines.bench.load.generator`).
-`reco bench load` measures the effect of load, beside a server that only burns time: on cores that the load
-generator shares, a latency under load says nothing by itself.
+`reco bench load` measures the effect of load.
 """
 
 from __future__ import annotations

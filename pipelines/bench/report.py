@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,23 @@ import orjson
 from components.measurement import machine_state, measured_on
 from feature_repo.atomic_files import write_file
 
-PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "p99_99": 99.99}
+PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9}
 MISSING = "–"
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
     """Return mean, maximum and each percentile, which is one of the values themselves.
 
-    A percentile is None where there are too few values to distinguish it from the maximum.
+    A percentile is None where there are too few values to distinguish it from the maximum; p50 always exists.
     """
-    array = np.asarray(values, float)
+    array = np.sort(np.asarray(values, float))
     if len(array) == 0:
         return {**dict.fromkeys(PERCENTILES), "mean": None, "max": None}
-    exact = np.percentile(array, list(PERCENTILES.values()), method="higher").tolist()
-    resolved = {
-        name: value if len(array) * (100 - percent) >= 99.99 else None
-        for (name, percent), value in zip(PERCENTILES.items(), exact, strict=True)
-    }
-    return {**resolved, "p50": exact[0], "mean": float(array.mean()), "max": float(array.max())}
+    last = len(array) - 1
+    place = {name: math.ceil(last * percent / 100 - 1e-9) for name, percent in PERCENTILES.items()}
+    resolved = {name: float(array[at]) if at < last else None for name, at in place.items()}
+    median = float(array[place["p50"]])
+    return {**resolved, "p50": median, "mean": float(array.mean()), "max": float(array[-1])}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:

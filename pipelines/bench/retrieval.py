@@ -1,4 +1,4 @@
-"""A bundle, its data set and a size -> recall, time and bytes of retrieval, for each profile.
+"""A bundle and a size -> recall, time and bytes of each type of index.
 
 Large catalogues are synthetic: no shop of millions of items gives its purchases away. Their vectors lie as
 those of the synthetic shop would: items of a type are alike, types of a category, categories of a
@@ -10,27 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import prepared_tasks, window_s
-from components.evaluation.metrics import METRICS, Tally
-from components.evaluation.nightly import Nightly
-from components.evaluation.protocol import Task, read_tasks
 from components.hyper_parameters import IndexParams
 from components.measurement import machine_state
 from components.retriever.choose_index import KINDS, choose_index, measure_index
-from feature_repo.events import Dataset, read_dataset
-from pipelines.bench.report import fixed, machine_line, percent, table, write_report
+from pipelines.bench.report import fixed, machine_line, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
-from serving.answer.recommender import Recommender
-from serving.release.bundle import INDEX_REPORT, Bundle, load_bundle
-from serving.stores.online_features import MemoryStore
+from serving.release.bundle import INDEX_REPORT, load_bundle
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +28,13 @@ log = logging.getLogger(__name__)
 # dimension; a two-tower's own embeddings are of about this proportion.
 SPREAD = {"department": 0.3, "category": 0.4, "type": 0.6, "item": 0.5}
 TARGET_P99_MS = 2.0
-TASKS = 1_000  # test baskets that each profile is asked
 
 
-def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_000_000) -> dict[str, Any]:
+def bench_retrieval(bundle: Path, out_dir: Path, items: int = 2_000_000) -> dict[str, Any]:
     """Measure and write `retrieval.json` and `.md`; return the content of the JSON.
 
     Args:
-        bundle: whose index was measured when it was built, and whose profiles are asked.
-        dataset: the weeks after its cut are in it.
+        bundle: whose index was measured when it was built.
         out_dir: the folder of the results.
         items: size of the large catalogue; 2 M need 5 GiB of memory and, on two cores, half an hour.
     """
@@ -56,7 +44,6 @@ def bench_retrieval(bundle: Path, dataset: Path, out_dir: Path, items: int = 2_0
     figures: dict[str, Any] = {
         "bundle_id": loaded.bundle_id,
         "champion": json.loads(report.read_bytes()) if report.is_file() else None,
-        "profiles": evaluate_profiles(loaded, read_dataset(dataset)),
         "catalogues": [bench_catalogue(*size) for size in sizes],
     }
     return write_report(out_dir, "retrieval", figures, retrieval_table, before)
@@ -106,56 +93,12 @@ def clustered(items: int, width: int, queries: int, seed: int = 0) -> tuple[np.n
     return vectors, asked
 
 
-def evaluate_profiles(bundle: Bundle, data: Dataset) -> dict[str, dict[str, float]]:
-    """Return Recall@500 of the candidates and the metrics of the answers for each profile of a bundle.
-
-    A profile can only be right about items that its filter lets pass: of each test basket, the hidden ones
-    of those count; baskets without any are left out. Items are counted each night, as in every evaluation.
-    """
-    start = pd.Timestamp(bundle.manifest["cut"])
-    purchases = purchases_of(data.events)
-    tasks = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
-    some, counts = tasks[:: max(1, len(tasks) // TASKS)], Nightly(bundle, purchases)
-    return {name: _evaluate_profile(bundle, name, some, counts) for name in bundle.profiles}
-
-
-def _evaluate_profile(bundle: Bundle, name: str, tasks: list[Task], counts: Nightly) -> dict[str, float]:
-    tally, recalls = Tally.empty(), []
-    recommender, barred = Recommender(bundle, MemoryStore()), bundle.profiles[name].barred
-    some = [replace(task, profile=name) for task in tasks if not np.isin(task.hidden, barred).all()]
-    hidden, passed = sum(len(task.hidden) for task in tasks), 0
-    for task, prepared in prepared_tasks(bundle, some, counts=counts):
-        wanted = ~np.isin(task.hidden, barred)
-        passed += int(wanted.sum())
-        answer = recommender.finish(prepared, recommender.rank(prepared.dense, prepared.categorical))
-        ranked = bundle.statistics.codes([item.item_id for item in answer.items])
-        tally.add(ranked, task.hidden[wanted], task.bought_before[wanted])
-        recalls.append(float(np.isin(task.hidden[wanted], prepared.candidates.codes).mean()))
-    means = np.array(tally.rows).mean(0).tolist() if recalls else [0.0] * len(METRICS)
-    return {
-        "items": len(bundle.statistics.item_ids) - len(barred),
-        "baskets": len(recalls),
-        "hidden_ratio": round(passed / max(hidden, 1), 4),
-        "recall_at_500": round(float(np.mean(recalls or [0.0])), 4),
-        **{metric: round(mean, 4) for metric, mean in zip(METRICS, means, strict=True)},
-    }
-
-
 def retrieval_table(results: dict[str, Any]) -> str:
     """Return the measurements as Markdown."""
-    metrics = ("recall_at_500", "ndcg_at_10", "recall_at_20")
-    head = ["profile", "items that pass", "baskets", "hidden items that pass", "Recall@500", "NDCG@10"]
-    profiles = [
-        [name, f"{row['items']:,}", row["baskets"], percent(row["hidden_ratio"], 1)]
-        + [fixed(row[metric], 4) for metric in metrics]
-        for name, row in results["profiles"].items()
-    ]
     lines = [
         f"{machine_line(results)}. One query at a time,"
         " one thread, indexes mapped from files; the points take turns.",
         *(_champion(results["champion"]) if results["champion"] else []),
-        "",
-        *table([*head, "Recall@20"], profiles),
         *(line for catalogue in results["catalogues"] for line in _catalogue(catalogue)),
     ]
     return "\n".join(lines) + "\n"

@@ -117,8 +117,7 @@ def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bo
     """Measure capacity, tail and cost beside other servers.
 
     Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
-    plain FastAPI with PyTorch, and a server that only burns time. With a Redis of its own; about half
-    an hour.
+    and plain FastAPI with PyTorch. With a Redis of its own; about half an hour.
     """
     from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure
@@ -237,16 +236,15 @@ def bench_scale(context: Context, out: Path, items: int, users: int) -> Any:
     click.option(
         "--items", type=click.IntRange(1_000), default=2_000_000, show_default=True, help="Synthetic ones."
     ),
-    data_option,
 )
-def bench_retrieval(context: Context, out: Path, items: int, data: str) -> Any:
-    """Measure each type of index, and each profile.
+def bench_retrieval(context: Context, out: Path, items: int) -> Any:
+    """Measure each type of index.
 
     Recall, time and bytes. With the usual size it takes about half an hour and 5 GiB of memory.
     """
     from pipelines.bench.retrieval import bench_retrieval as measure
 
-    return measure(_bundle(context), _dataset(context, data), out, items)
+    return measure(_bundle(context), out, items)
 
 
 @_measures(data_option)

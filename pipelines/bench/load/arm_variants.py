@@ -7,6 +7,7 @@ same. Plain FastAPI is no variant of ours, but another stack.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import math
@@ -22,12 +23,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
+import uvicorn
 from fastapi import Body, FastAPI, Response
 
 from components.data.feast_store import feature_store, quiet_feast
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.snapshots import HISTORY, USER_VIEW
-from pipelines.bench.load.arm_null import serve_app
 from pipelines.live.ports import free_port
 from serving import server
 from serving.answer.recommender import Recommender, open_bundle, open_recommender
@@ -160,6 +161,25 @@ def serve_fastapi(variant: ArmVariant, settings: Settings) -> None:
     finally:
         log.close()
         recommender.facts.close()
+
+
+def serve_app(app: Any) -> None:
+    """Serve an ASGI application on a port that the system chooses, until SIGTERM; say when it is ready."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
+    server = uvicorn.Server(config)
+
+    async def serve() -> None:
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        ready = {"event": "ready", "http": f"http://127.0.0.1:{listening.getsockname()[1]}", "grpc": ""}
+        sys.stderr.write(json.dumps(ready) + "\n")
+        sys.stderr.flush()
+        await serving
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
 
 
 def serve_stock(models: list[Any], on_ready: Callable[[str, str], None]) -> None:

@@ -3,7 +3,6 @@
 Each arm decides one claim of the design. Arms that decided none are gone; `docs/figures/load.md` has them.
 
 * `ours`: the endpoint as it ships.
-* `null`: the same HTTP server that only burns the same processor time. No goal makes sense below its tail.
 * `kserve-stock`: the models in KServe's own server. Decides whether an HTTP server of our own is worth it.
 * `feast-sdk`: the user's row through Feast's SDK. Decides whether a reader of our own is worth it.
 * `onnx-fp32`: the ranker as exported. Decides whether quantising and compiling it is worth it.
@@ -33,7 +32,7 @@ from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
 PREDICT = "/v1/models/checkout:predict"
-OURS, NULL, UNOPTIMISED = "ours", "null", "fastapi-torch"
+OURS, UNOPTIMISED = "ours", "fastapi-torch"
 RANKER_FILES = "ranker.onnx", "weights.npz"  # graph and torch weights
 VIEWS = {USER_VIEW: "user_id", ITEM_VIEW: "item_id"}
 ROWS_AT_ONCE = 5_000  # of one write through Feast
@@ -114,11 +113,6 @@ ARMS = (
         "no request log, no metrics",
         _variant(server="fastapi", weights="student"),
         needs="student",
-    ),
-    Arm(
-        NULL,
-        "burns the processor time of `ours` and answers nothing",
-        lambda setup: [sys.executable, "-P", "-m", "pipelines.bench.load.arm_null"],
     ),
 )
 

@@ -20,11 +20,11 @@ OK, UNANSWERED = 200, 0
 class Exchange:
     """One request in flight, and its answer."""
 
-    __slots__ = ("answer", "body", "done", "due", "size", "status", "turned_to")
+    __slots__ = ("answer", "body", "done", "due", "status", "turned_to")
 
     def __init__(self, body: bytes, due: float, turned_to: float) -> None:
         self.body, self.due, self.turned_to = body, due, turned_to
-        self.done, self.status, self.size, self.answer = 0.0, UNANSWERED, 0, b""
+        self.done, self.status, self.answer = 0.0, UNANSWERED, b""
 
 
 class ConnectionPool:
@@ -51,12 +51,7 @@ class ConnectionPool:
 
     def done(self, exchange: Exchange, status: int, answer: bytes) -> None:
         """Take an answer."""
-        exchange.done, exchange.status, exchange.size, exchange.answer = (
-            self.now(),
-            status,
-            len(answer),
-            answer,
-        )
+        exchange.done, exchange.status, exchange.answer = self.now(), status, answer
         self.busy -= 1
         if self.on_answer is not None:
             self._loop.call_soon(self.on_answer)

@@ -73,7 +73,6 @@ class Load:
     late_ms: np.ndarray  # (n,) delay of the generator itself; part of `client_ms`
     status: np.ndarray  # (n,) HTTP's, or UNANSWERED
     degraded: np.ndarray  # (n,) the answer says that it is degraded
-    answer_bytes: np.ndarray  # (n,) of its body
     generator_cpu_s: float  # processor time of the generator itself
     answers: list[bytes] = field(default_factory=list)  # with `LoadPlan.keep`
     began_s: float = 0.0  # the first moment, by the machine's monotonic clock
@@ -295,7 +294,6 @@ def _load(exchanges: Sequence[Exchange], began: float, ended: float, cpu_s: floa
         late_ms=np.array([one.turned_to - one.due for one in exchanges]) * 1e3,
         status=np.array([one.status for one in exchanges], np.int16),
         degraded=np.array([any(mark in one.answer for mark in _DEGRADED) for one in exchanges], bool),
-        answer_bytes=np.array([one.size for one in exchanges], np.int64),
         generator_cpu_s=cpu_s,
         answers=[one.answer for one in exchanges] if keep else [],
         began_s=began,

@@ -23,10 +23,8 @@ import numpy as np
 import orjson
 
 from components.measurement import machine_state
-from components.release.model_card import DOLLARS_A_CORE_HOUR, WATTS_A_CORE
 from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
-    NULL,
     PREDICT,
     STEPS,
     Arm,
@@ -93,7 +91,6 @@ class ArmRun:
     arm: Arm
     server: MeasuredServer
     bodies: str
-    request_bytes: float
     ready_s: float
     settings: Mapping[str, str]  # its variables that differ from their defaults
     first_ms: float | None = None
@@ -153,12 +150,8 @@ class LoadBench:
         with running(arm, self.setup, home) as server:
             ready_s = time.perf_counter() - began
             settings = differing(arm.settings(self.setup, home))
-            size = float(np.mean([len(orjson.dumps({"instances": [one]})) for one in self.requests]))
-            run = ArmRun(arm, server, self.bodies, size, ready_s, settings)
-            if arm.name == NULL:
-                run.bodies, run.request_bytes = self.generator.bodies([b"0"]), 1.0
-            else:
-                send_first(self.generator, run)
+            run = ArmRun(arm, server, self.bodies, ready_s, settings)
+            send_first(self.generator, run)
             log.info("%s is ready after %.1f s", arm.name, ready_s)
             yield run
 
@@ -217,7 +210,6 @@ def bench_load(
             "requests": len(requests),
             "candidates": manifest["settings"]["quotas"]["total"],
             "online_store": rows,
-            "constants": {"watts_a_core": WATTS_A_CORE, "dollars_a_core_hour": DOLLARS_A_CORE_HOUR},
             **measure_arms(bench, ours, others),
         }
         figures |= measure_ours(bench, ours, endurance)
@@ -228,14 +220,10 @@ def bench_load(
 
 
 def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str, Any]:
-    """Measure each other arm in a pair with ours; return all rows, the skipped arms and the floor.
-
-    The floor is the time of a bare HTTP answer of the null server, None without one.
-    """
+    """Measure each other arm in a pair with ours; return all rows and the skipped arms."""
     rows: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     runs_of_ours: list[ArmRun] = []
-    floor: dict[str, float] | None = None
     for arm in others:
         if why := arm.missing(bench.setup):
             skipped[arm.name] = why
@@ -248,8 +236,7 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
                 skipped[arm.name] = str(error).strip().splitlines()[-1]
                 log.warning("%s is left out: %s", arm.name, error)
                 continue
-            bare = measure_pair(bench, our_run, run)
-        floor = floor or bare
+            measure_pair(bench, our_run, run)
         runs_of_ours.append(our_run)
         rows[arm.name] = {**pooled_row([run], bench.goal_ms), "ratio": ratios(run, our_run)}
     if not runs_of_ours:
@@ -258,22 +245,17 @@ def measure_arms(bench: LoadBench, ours: Arm, others: Sequence[Arm]) -> dict[str
         runs_of_ours.append(our_run)
     return {
         "skipped": skipped,
-        "floor": floor,
         "arms": {ours.name: pooled_row(runs_of_ours, bench.goal_ms), **rows},
     }
 
 
-def measure_pair(bench: LoadBench, ours: ArmRun, other: ArmRun | None = None) -> dict[str, float] | None:
-    """Measure ours and another arm in turns; return the floor if the other is the null server."""
+def measure_pair(bench: LoadBench, ours: ArmRun, other: ArmRun | None = None) -> None:
+    """Measure ours and another arm in turns."""
     runs = [ours] if other is None else [ours, other]
-    bare = send_alone(bench, other) if other is not None and other.arm.name == NULL else None
 
     def in_turn(rounds: int) -> Iterator[tuple[int, ArmRun]]:
         for number, run in itertools.product(range(rounds), range(len(runs))):
-            chosen = runs[(number + run) % len(runs)]
-            if bare is not None and chosen is other:
-                set_burn(bench, ours, chosen, bare["cpu_ms"])
-            yield number, chosen
+            yield number, runs[(number + run) % len(runs)]
 
     for number, run in in_turn(bench.effort.rounds):
         run.rounds.append(send_alone(bench, run))
@@ -292,7 +274,6 @@ def measure_pair(bench: LoadBench, ours: ArmRun, other: ArmRun | None = None) ->
             seconds = long_enough(bench.effort.overload_s, rate)
             run.overload = bench.send(run, seconds, rate, connections=OVERLOAD_CONNECTIONS, seed=300)
         run.memory_mb = run.server.memory_mb()
-    return bare
 
 
 def send_first(generator: LoadGenerator, run: ArmRun) -> None:
@@ -307,48 +288,33 @@ def send_first(generator: LoadGenerator, run: ArmRun) -> None:
     run.first_ms, run.first_degraded = ms if is_answered else None, bool(is_degraded)
 
 
-def set_burn(bench: LoadBench, ours: ArmRun, null: ArmRun, bare_cpu_ms: float) -> None:
-    """Let the null server burn the time that a request of ours costs now at half load, less its own cost.
-
-    One request at a time would be too much: ours gets cheaper under load, with warm caches.
-    """
-    rate = ours.rate / 2 if ours.capacities else FIRST_LOAD * 1e3 / max(ours.cpu_ms, 0.01)
-    if not rate:
-        return
-    before = ours.server.cpu_ms()
-    load = bench.send(ours, long_enough(bench.effort.half_s / 2, rate), rate, seed=50)
-    cpu_ms = (ours.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
-    null.bodies = bench.generator.bodies([f"{max(cpu_ms - bare_cpu_ms, 0.0):.4f}".encode()])
-
-
 def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
-    """Send one request after the other; return the figures, and keep the answers of a recommender."""
+    """Send one request after the other; return the figures, and keep the answers."""
     before = run.server.cpu_ms()
     load = bench.send(run, bench.effort.alone_s, keep=True)
     cpu_ms = (run.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
     summary = load.summary(bench.goal_ms)
-    if run.arm.name != NULL:
-        timed = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-        run.answers += [
-            {"client_ms": ms, **first_answer(answer).get("stage_ms", {})} for ms, ok, answer in timed if ok
-        ]
+    timed = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
+    run.answers += [
+        {"client_ms": ms, **first_answer(answer).get("stage_ms", {})} for ms, ok, answer in timed if ok
+    ]
     return {
         **{f"{name}_ms": summary["ms"][name] for name in ("p50", "p99", "mean", "max")},
         "cpu_ms": cpu_ms,
         **{name: summary[name] for name in ("requests", "answered", "failed", "refused", "degraded")},
-        "answer_bytes": float(load.answer_bytes[load.answered].mean()) if load.answered.any() else None,
     }
 
 
 def find_capacities(bench: LoadBench, runs: Sequence[ArmRun]) -> None:
     """Search the capacities of a pair once more, a probe each in turn."""
-    searches = {}
+    searches, number = {}, len(runs[0].capacities)
+    rng = np.random.default_rng(number)
     for run in runs:
-        # The next search begins where the earlier ones ended.
+        # Near where the earlier ones ended, but not on the same rates: those would agree by their grid alone.
         start = (run.capacities and run.rate) or FIRST_LOAD * 1e3 / max(run.cpu_ms, 0.01)
-        search = search_capacity(start, bench.effort.precision)
+        search = search_capacity(start * 2 ** rng.uniform(-0.5, 0.5), bench.effort.precision)
         searches[run.arm.name] = (run, search, next(search))
-    for seed in itertools.count(1_000 * len(runs[0].capacities)):
+    for seed in itertools.count(1_000 * number):
         for name, (run, search, rate) in list(searches.items()):
             load = bench.send(run, long_enough(bench.effort.probe_s, rate), rate, seed=seed)
             try:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.bench.load.arms import NULL, OURS, UNOPTIMISED
+from pipelines.bench.load.arms import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
 # The address of an arm says nothing about its speed.
 _ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
 _COMPARED = ("p50_ms", "cpu_ms", "capacity")
-_COLOURS, _OTHERS = {OURS: "tab:blue", NULL: "black", UNOPTIMISED: "tab:red"}, "#bbbbbb"
+_COLOURS, _OTHERS = {OURS: "tab:blue", UNOPTIMISED: "tab:red"}, "#bbbbbb"
 
 
 def load_table(result: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ def _preface(result: Mapping[str, Any]) -> str:
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
     head = ["arm", "p50 ms", "p99 ms", f"answers/s, 99 % within {result['goal_ms']:g} ms"]
-    head += ["CPU ms an answer", "$ a million", "Wh a million", "memory MB (RSS / PSS)"]
+    head += ["CPU ms an answer", "memory MB (RSS / PSS)"]
     rows = []
     for name, arm in result["arms"].items():
         alone, memory = arm["alone"], arm["memory_mb"]
@@ -100,21 +100,16 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
                 short(alone["p99_ms"]),
                 _range(arm["capacity"]),
                 fixed(arm["cpu_ms"]),
-                fixed(arm["dollars_a_million"], 3),
-                fixed(arm["wh_a_million"], 1),
                 f"{memory['rss']:.0f} / {memory['pss']:.0f}",
                 *(difference(arm["ratio"].get(name)) if "ratio" in arm else "" for name in _COMPARED),
             ]
         )
-    rows += [[name, f"skipped: {why}", *[""] * 9] for name, why in result["skipped"].items()]
-    constants = result["constants"]
+    rows += [[name, f"skipped: {why}", *[""] * 7] for name, why in result["skipped"].items()]
     return [
         *table([*head, "p50 against ours", "CPU", "answers/s"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
-        "processes of the server, without Redis and client. $ = CPU ms x 1000 s / 3600 x "
-        f"${constants['dollars_a_core_hour']:g} a core-hour; Wh = CPU ms x 1000 s / 3600 x "
-        f"{constants['watts_a_core']:g} W a core: estimates with stated constants.",
+        "processes of the server, without Redis and client.",
     ]
 
 
@@ -141,13 +136,8 @@ def _stages(result: Mapping[str, Any]) -> list[str]:
             f"Retrieval, ranking and re-ranking of an answer together: p50 {short(choosing['p50'])} ms, "
             f"p99 {short(choosing['p99'])} ms.",
         ]
-    if floor := result["floor"]:
-        lines += [
-            "",
-            "Means add up to the client's. Of `unexplained`, a bare HTTP answer of the null server takes "
-            f"{floor['mean_ms']:.3f} ms (network, client, uvicorn); the rest is JSON, checks and KServe.",
-        ]
-    return lines
+    unexplained = "`unexplained` is network, client, JSON, checks and the server of each arm."
+    return [*lines, "", f"Means add up to the client's: {unexplained}"]
 
 
 def _start(result: Mapping[str, Any]) -> list[str]:
@@ -196,8 +186,7 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
         *table(head, rows),
         "",
         "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
-        "request was due. The tail of `null` is that of machine and client at the same processor time: set "
-        "no goal below it. At three times the capacity, answers within the goal are counted over the time in "
+        "request was due. At three times the capacity, answers within the goal are counted over the time in "
         "which they were due; those of a fallback stand beside, as no capacity counts them.",
     ]
 
@@ -249,8 +238,8 @@ def _rate(rate: float) -> str:
 
 
 def _range(capacity: Mapping[str, Any]) -> str:
-    low, high = min(capacity["rates"]), max(capacity["rates"])
-    spread = ", measured once" if low == high else f" [{_rate(low)}, {_rate(high)}]"
+    rates = capacity["rates"]
+    spread = ", measured once" if len(rates) == 1 else f" [{_rate(min(rates))}, {_rate(max(rates))}]"
     return _rate(capacity["rate"]) + spread
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.release.model_card import dollars_a_million, watt_hours
 from pipelines.bench.load.connections import UNANSWERED
 from pipelines.bench.load.trials import FEWEST
 from pipelines.bench.report import percentiles
@@ -27,7 +26,6 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     first = runs[0]
     rounds = [row for run in runs for row in run.rounds]
     answers = [answer for run in runs for answer in run.answers]
-    cpu_ms = _median(_values(rounds, "cpu_ms")) or 0.0
     row = {
         "what": first.arm.what,
         "settings": first.settings,
@@ -41,11 +39,7 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
             **{name: _median(_values(rounds, name)) for name in ("p50_ms", "p99_ms", "mean_ms")},
             "rounds": rounds,
         },
-        "cpu_ms": cpu_ms,
-        "dollars_a_million": dollars_a_million(cpu_ms),
-        "wh_a_million": watt_hours(cpu_ms / 1e3 * 1e6),
-        "request_bytes": first.request_bytes,
-        "answer_bytes": _median(_values(rounds, "answer_bytes")),
+        "cpu_ms": _median(_values(rounds, "cpu_ms")) or 0.0,
         "stages": stages_of(answers),
         "choosing": choosing_of(answers),
         "capacity": _capacity(runs, goal_ms),
@@ -73,7 +67,6 @@ def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
         "ms": percentiles(np.concatenate(waits)),
         "cpu_ms": _median([cpu_ms for run in runs for cpu_ms in run.half_cpu_ms]),
         **{name: sum(summary[name] for summary in summaries) for name in COUNTS},
-        "generator_late_ms": percentiles(np.concatenate([load.late_ms for load in loads])),
     }
 
 

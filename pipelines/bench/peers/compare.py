@@ -27,6 +27,7 @@ from pipelines.bench.compression import TrainingLine
 from pipelines.bench.funnel import sample
 from pipelines.bench.judged_lists import read_judged_lists
 from pipelines.bench.peers.rankers import (
+    EASE_ITEMS,
     PEERS,
     Peer,
     PeerRequest,
@@ -193,5 +194,9 @@ def peers_table(results: dict[str, Any]) -> str:
         "",
         "The ratio is that of NDCG@10, with a 95 % interval over shoppers, paired. `peers.json` holds the "
         f"{len(results['tried'])} choices of parameters that were tried on the weeks before.",
+        "",
+        "All methods know the shopper's own purchases until the request. Served and LightGBM also have "
+        "counts of all purchases until the night before, as a nightly refresh gives them. The others are "
+        f"fitted on what lies before the cut. EASE sees the {EASE_ITEMS:,} most bought items.",
     ]
     return "\n".join(lines) + "\n"

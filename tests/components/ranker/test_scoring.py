@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from components.data.examples import RankerExamples
 from components.hyper_parameters import SIZES
-from components.ranker.scoring import OnnxRanker, batches, logit, measure
+from components.ranker.scoring import OnnxRanker, batches, logit, measure, measure_calls
 from feature_repo.schema import DENSE_NAMES
 from serving.errors import BundleInvalid
 
@@ -61,6 +61,19 @@ def test_logit_turns_probabilities_back_and_stays_finite() -> None:
     z = np.array([-5.0, 0.0, 3.0])
     np.testing.assert_allclose(logit(1 / (1 + np.exp(-z))), z, rtol=1e-5)
     assert np.isfinite(logit(np.array([0.0, 1.0], np.float32))).all()
+
+
+def test_calls_take_turns_in_changing_order(plant: Callable[..., RankerExamples], few_repeats: None) -> None:
+    def order() -> list[int]:
+        came: list[int] = []
+        calls = [lambda _, number=number: came.append(number) for number in range(3)]
+        measure_calls(calls, [lambda *_: None] * 3, plant(3, 5, seed=0))
+        return came
+
+    turns = np.reshape(order(), (-1, 3))
+    assert (np.sort(turns) == [0, 1, 2]).all(), "each call once in each turn"
+    assert set(turns[:, 0].tolist()) == {0, 1, 2}
+    assert order() == turns.ravel().tolist(), "from a seed"
 
 
 def test_every_size_is_measured(

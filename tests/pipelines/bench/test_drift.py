@@ -10,7 +10,15 @@ import pytest
 
 from feature_repo.events import read_dataset
 from monitoring.windows import Window
-from pipelines.bench.drift import COLUMNS, bench_drift, draw_weeks, drift_by_week, drift_table, first_weeks
+from pipelines.bench.drift import (
+    COLUMNS,
+    bench_drift,
+    draw_weeks,
+    drift_by_week,
+    drift_table,
+    first_weeks,
+    power_lines,
+)
 from tests.docs import figures
 
 NEW_YORK = "America/New_York"
@@ -74,6 +82,10 @@ def test_the_table_shows_the_cause_of_each_alarm() -> None:
     assert {"| 20% | 3 | 0.200 | 0.100 |", "| 20% | 0.0500 | 0.0250 |"} < set(table)
     assert {"| 10% | never | 0.050 | 0.050 |", "| 10% | too few baskets | – | – |"} < set(table)
     assert "| 20% | 0.400 | 0.300 | never |" in table
+    seen = [{"column": "store_id", "level": "s1", "share": 0.5, "factor": x, "seen": x - 1} for x in (1, 1.5)]
+    lines = power_lines(seen)
+    assert lines[1].endswith(" grows. In how many of 6 weeks it is seen; x 1: false alarms.")
+    assert lines[-1] == "| s1 | 50.0% | 0% | 50% |"
     assert table[4:8] == [
         "| week of | category | hour |",
         "|---|---|---|",

@@ -1,5 +1,7 @@
 """The toy shop: every item is a candidate, so two stages lose nothing; a new item sells after the cut."""
 
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +23,20 @@ from pipelines.bench.funnel import (
     sample,
 )
 from serving.release.bundle import load_bundle
+from serving.stores.online_features import MemoryStore, UserRow
 
 pytestmark = pytest.mark.slow
 
 
-def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(toy_line: Path) -> None:
+def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
+    toy_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowStore(MemoryStore):
+        def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
+            time.sleep(0.02)
+            return super().read(user_id, deadline)
+
+    monkeypatch.setattr("components.evaluation.evaluate_bundle.MemoryStore", SlowStore)
     bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
     window = window_s(pd.Timestamp(bundle.manifest["cut"]))
     purchases = purchases_of(data.events)
@@ -35,7 +46,7 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(toy_line:
     assert (found["kept"]["recall_at_20"], found["baskets"], found["items"]) == (1.0, 40, 80)
     areas = {name: row["auc"] for name, row in found["auc"].items()}
     assert areas["popularity"] < 0.7 < 0.85 < areas["served"], "the toy shop sells all items alike"
-    assert all(ms > 0 for ms in found["ms"].values())
+    assert all(ms > 20 for ms in found["ms"].values()), "both read the shopper's row"
 
 
 def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:

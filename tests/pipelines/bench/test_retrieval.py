@@ -24,19 +24,11 @@ def test_vectors_of_a_type_form_a_cluster_with_their_queries() -> None:
 
 @pytest.mark.slow
 def test_every_part_is_measured_and_written(toy_line: Path, tmp_path: Path) -> None:
-    results = bench_retrieval(toy_line / "evaluated", toy_line / "dataset", tmp_path, items=1_200)
+    results = bench_retrieval(toy_line / "evaluated", tmp_path, items=1_200)
     assert results["champion"]["kind"] == "flat"
     assert [c["dimension"] for c in results["catalogues"]] == [64, 128, 128]
     for catalogue in results["catalogues"]:
         assert catalogue["chosen"]["recall"] == 1.0  # so few are scanned
         assert set(catalogue["left_out"]) == {"ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw"}
-    profiles = results["profiles"]
-    assert list(profiles) == ["default", "clearance", "premium"]
-    assert profiles["default"]["items"] == 80
-    assert profiles["premium"]["items"] < 80
-    assert profiles["default"]["hidden_ratio"] == 1.0 > profiles["premium"]["hidden_ratio"]
-    assert profiles["default"]["recall_at_500"] > 0.9
-    served = json.loads((toy_line / "evaluated" / "evaluation.json").read_bytes())["served"]
-    assert profiles["default"]["ndcg_at_10"] == round(served["ndcg_at_10"], 4), "the same baskets and counts"
     assert json.loads((tmp_path / "retrieval.json").read_text())["bundle_id"] == results["bundle_id"]
-    assert "| premium |" in (tmp_path / "retrieval.md").read_text()
+    assert "A synthetic catalogue of 1,200 items" in (tmp_path / "retrieval.md").read_text()

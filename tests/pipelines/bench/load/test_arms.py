@@ -7,7 +7,6 @@ import pytest
 
 from pipelines.bench.load.arms import (
     ARMS,
-    NULL,
     OURS,
     UNOPTIMISED,
     Arm,
@@ -43,7 +42,7 @@ def arm(name: str) -> Arm:
 
 
 def test_ours_is_always_among_the_arms() -> None:
-    assert [one.name for one in choose_arms([NULL, "feast-sdk"])] == [OURS, "feast-sdk", NULL]
+    assert [one.name for one in choose_arms([UNOPTIMISED, "feast-sdk"])] == [OURS, "feast-sdk", UNOPTIMISED]
     assert choose_arms([]) == ARMS
     with pytest.raises(ValueError, match="no arm 'triton': choose among ours"):
         choose_arms(["triton"])
@@ -102,9 +101,9 @@ def test_a_variant_changes_one_part(name: str, fields: dict[str, str]) -> None:
     assert bool(arm(name).needs) == bool({"graph", "weights"} & set(fields))
 
 
-def test_six_arms_have_names_and_commands_of_their_own() -> None:
+def test_five_arms_have_names_and_commands_of_their_own() -> None:
     commands = [tuple(one.command(setup("student", pruned="pruned"))) for one in ARMS]
-    assert len({one.name for one in ARMS}) == len(set(commands)) == len(ARMS) == 6
+    assert len({one.name for one in ARMS}) == len(set(commands)) == len(ARMS) == 5
     assert all(isinstance(word, str) for command in commands for word in command)
     assert all("student" in one.what for one in ARMS if one.needs == "student")
 

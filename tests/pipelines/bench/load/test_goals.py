@@ -48,17 +48,12 @@ def test_all_goals_are_reached_at_their_bounds() -> None:
         *[("<= 50 ms", 50.0), (">= 75 %", 75.0)],
         *[("<= 1.8 ms", 1.8), (">= 500", 500.0), (">= 2.67 x", 2.67), (">= 3.2 x", 3.2)],
         *[("<= 1.5 x", 1.5), (">= 90 %", 90.0)],
-        *[
-            ("<= 45 ms", 45.0),
-            ("<= 90 ms", 90.0),
-            ("< 100 ms", 99.0),
-            ("<= 140 ms", 99.0),
-            ("< 300 ms", 99.0),
-        ],
+        *[("<= 45 ms", 45.0), ("<= 90 ms", 90.0), ("< 100 ms", 99.0)],
         *[("<= 2000 ms", 2_000.0), ("<= 20 s", 20.0), ("<= 2 x", 2.0)],
         ("<= 5 MiB", 5.0),
     ]
-    assert len({goal["name"] for goal in goals}) == len(goals)
+    figures = {goal["name"].rpartition(", ")[0] or goal["name"] for goal in goals}
+    assert len(figures) == len(goals), "a goal that another one implies counts a figure twice"
     json.dumps(goals, allow_nan=False)
 
 
@@ -108,7 +103,7 @@ def test_an_unmeasured_goal_is_neither_reached_nor_missed() -> None:
     del found["arms"]["ours"]["first_ms"]
     found["basket_length"] = {"growth": {"p50": 1.0, "p99": None}}
     goals = judged(found)
-    assert sum(goal["reached"] is None for goal in goals.values()) == 17
+    assert sum(goal["reached"] is None for goal in goals.values()) == 15
     assert all(goal["measured"] is None for goal in goals.values() if goal["reached"] is None)
     assert not any(name.startswith("growth of") for name in goals), "only with --endurance"
 

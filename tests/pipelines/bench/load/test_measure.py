@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pipelines.bench.load.arms import NULL, OURS, UNOPTIMISED, Arm, LoadSetup
-from pipelines.bench.load.capacity_search import Capacity
+from pipelines.bench.load.arms import OURS, UNOPTIMISED, Arm, LoadSetup
 from pipelines.bench.load.connections import OK
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan
 from pipelines.bench.load.measure import (
@@ -24,7 +23,6 @@ from pipelines.bench.load.measure import (
     bench_load,
     find_capacities,
     send_first,
-    set_burn,
 )
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.cli.shell import main
@@ -39,32 +37,21 @@ LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k":
 
 
 class Server:
-    """A server that needs no start; each look finds 3 ms of processor time more for each request."""
+    """A server that needs no start."""
 
     ready: ClassVar = {"http": "http://nowhere"}
 
-    def __init__(self) -> None:
-        self.requests = 0
-
-    def cpu_ms(self) -> float:
-        return 3.0 * self.requests
-
 
 class Generator:
-    """A generator that answers each plan with a load, and keeps plans and bodies."""
+    """A generator that answers each plan with a load, and keeps the plans."""
 
     def __init__(self, *loads: Load) -> None:
         self.plans: list[LoadPlan] = []
-        self.written: list[Sequence[bytes]] = []
         self._loads = loads
 
     def run(self, plan: LoadPlan) -> Load:
         self.plans.append(plan)
         return self._loads[min(len(self.plans), len(self._loads)) - 1]
-
-    def bodies(self, bodies: Sequence[bytes]) -> str:
-        self.written.append(bodies)
-        return f"bodies-{len(self.written)}"
 
 
 def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
@@ -72,12 +59,12 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
     ms = np.array(client_ms, float)
     flags = np.isin(np.arange(len(ms)), degraded)
     due = np.arange(len(ms)) / 10.0
-    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, np.full(len(ms), 9), 0.0)
+    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, 0.0)
 
 
-def run_of(name: str = "some", server: Server | None = None) -> ArmRun:
+def run_of(name: str = "some") -> ArmRun:
     arm = Arm(name, "", lambda _: [])
-    return ArmRun(arm, cast(MeasuredServer, server or Server()), "bodies", 1.0, 1.0, {})
+    return ArmRun(arm, cast(MeasuredServer, Server()), "bodies", 1.0, {})
 
 
 def bench_of(generator: Generator) -> LoadBench:
@@ -94,42 +81,30 @@ def test_each_run_continues_in_the_list_warm_ups_included() -> None:
     assert all(plan.warm_up == WARM_UP for plan in generator.plans)
 
 
-def test_the_null_server_burns_the_time_of_ours_at_half_load() -> None:
-    server = Server()
-
-    class Counting(Generator):
+def test_the_capacities_of_a_pair_are_searched_in_turns_from_different_rates() -> None:
+    class UpTo130(Generator):
         def run(self, plan: LoadPlan) -> Load:
-            server.requests += plan.warm_up + 10
-            return super().run(plan)
+            super().run(plan)
+            return load_of([1.0 if plan.rate <= 130 else 99.0] * 200)
 
-    generator = Counting(load_of([1.0] * 10))
-    ours, null = run_of(OURS, server), run_of(NULL)
-    ours.rounds.append({"cpu_ms": 4.0})
-    set_burn(bench_of(generator), ours, null, bare_cpu_ms=0.5)
-    assert generator.written == [[b"2.5000"]], "3 ms a request at half load, less the null's own 0.5"
-    assert null.bodies == "bodies-1"
-    assert generator.plans[0].rate == 100.0, "0.4 of a processor at 4 ms, before the capacity is known"
-    ours.capacities = [Capacity(60.0, ())]
-    set_burn(bench_of(generator), ours, null, bare_cpu_ms=5.0)
-    assert generator.plans[1].rate == 30.0
-    assert generator.written[1] == [b"0.0000"]
-
-
-def test_the_capacities_of_a_pair_are_searched_in_turns() -> None:
-    generator = Generator(*[load_of([1.0] * 200)] * 2, load_of([99.0] * 200))
+    generator = UpTo130(load_of([1.0]))
     runs = [run_of("first"), run_of("second")]
     for run in runs:
         run.rounds.append({"cpu_ms": 4.0})
-    find_capacities(bench_of(generator), runs)
-    assert [run.rate for run in runs] == [100.0, 100.0]
-    assert [plan.rate for plan in generator.plans[:4]] == [100.0, 100.0, 200.0, 200.0]
-    already = len(generator.plans)
-    find_capacities(bench_of(generator), runs)
-    assert [plan.rate for plan in generator.plans[already:]][:2] == [100.0, 100.0], "where the first ended"
-    assert [len(run.capacities) for run in runs] == [2, 2]
-    assert {plan.seed for plan in generator.plans[:already]}.isdisjoint(
-        plan.seed for plan in generator.plans[already:]
-    )
+    seeds: list[set[int]] = []
+    for _ in range(4):
+        already = len(generator.plans)
+        find_capacities(bench_of(generator), runs)
+        asked = [plan.rate for plan in generator.plans[already:]]
+        assert all(45 < rate < 185 for rate in asked[:2]), "near 100, or near where the earlier ones ended"
+        assert asked[2] in (asked[0] / 2, asked[0] * 2)
+        assert asked[3] in (asked[1] / 2, asked[1] * 2)
+        seeds.append({plan.seed for plan in generator.plans[already:]})
+    for run in runs:
+        rates = [capacity.rate for capacity in run.capacities]
+        assert all(65 <= rate <= 130 for rate in rates), "within a factor of two, as QUICK asks"
+        assert len(set(rates)) == 4, "the spread is that of the searches, not of one grid"
+    assert len(set.union(*seeds)) == sum(map(len, seeds))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +169,7 @@ def test_arms_are_measured_beside_ours_and_written(
     shutil.copytree(toy_line / "pruned", run.artifacts("prune-ranker") / "ranker")
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
-    names = [UNOPTIMISED, NULL]  # the others answer in test_arm_variants.py
+    names = [UNOPTIMISED]  # the others answer in test_arm_variants.py
     effort = replace(QUICK, endurance=40)
     result = bench_load(
         home,
@@ -219,17 +194,13 @@ def test_arms_are_measured_beside_ours_and_written(
         for alone in arm["alone"]["rounds"]:
             assert alone["answered"] == alone["requests"] > 0, name
             assert alone["cpu_ms"] > 0
-        assert (arm["first_ms"] is None) == (name == NULL)
+        assert arm["first_ms"] > 0
         assert arm["memory_mb"]["rss"] >= arm["memory_mb"]["pss"] > 0
         assert (arm.get("ratio") is None) == (name == OURS)
-        if name == NULL:
-            assert arm["stages"] is None
-        else:
-            stages = arm["stages"]
-            parts = sum(row["mean"] for stage, row in stages.items() if stage != "client")
-            assert parts == pytest.approx(stages["client"]["mean"], rel=1e-6), "they add up"
-            assert {"features", "retrieval", "ranking", "reranking", "unexplained"} <= set(stages)
+        stages = arm["stages"]
+        parts = sum(row["mean"] for stage, row in stages.items() if stage != "client")
+        assert parts == pytest.approx(stages["client"]["mean"], rel=1e-6), "they add up"
+        assert {"features", "retrieval", "ranking", "reranking", "unexplained"} <= set(stages)
     assert list(result["basket_length"]["ms"])[:2] == ["1", "2"]
     assert result["endurance"]["requests"] == 40
     assert result["endurance"]["failed"] == 0
-    assert result["floor"]["mean_ms"] > 0

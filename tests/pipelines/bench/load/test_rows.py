@@ -18,17 +18,17 @@ def load_of(ms: list[float], due_s: list[float], degraded: list[int]) -> Load:
     """Return a load of so many requests, all answered; some of them degraded."""
     count = len(ms)
     flags = np.isin(np.arange(count), degraded)
-    status, sizes = np.full(count, OK), np.full(count, 9)
-    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags, sizes, 0.0)
+    status = np.full(count, OK)
+    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags, 0.0)
 
 
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
     """Return a run with a round for each p50, and a capacity."""
     server = cast(MeasuredServer, None)
-    run = ArmRun(Arm("some", "a server", lambda _: []), server, "bodies", 100.0, 2.0, {}, **more)
+    run = ArmRun(Arm("some", "a server", lambda _: []), server, "bodies", 2.0, {}, **more)
     for p50 in p50_ms:
         times = {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50}
-        run.rounds.append({**times, "cpu_ms": p50 / 2, "answer_bytes": 9.0})
+        run.rounds.append({**times, "cpu_ms": p50 / 2})
     run.capacities = [Capacity(rate, ())]
     run.memory_mb = {"rss": 300.0, "pss": 200.0}
     return run
@@ -100,11 +100,11 @@ def test_the_selecting_stages_are_added_per_answer() -> None:
     # Their p99s are 9 each, but no answer was slow in more than one of them.
     slow = [{"retrieval": 9.0}, {"ranking": 9.0}, {"reranking": 9.0}]
     stages = {"features": 4.0, "retrieval": 1.0, "ranking": 1.0, "reranking": 1.0, "total": 7.0}
-    answers = [{"client_ms": 20.0, **stages, **more} for more in (*slow * 2, *[{}] * 94)]
+    answers = [{"client_ms": 20.0, **stages, **more} for more in (*slow * 2, *[{}] * 95)]
     found = choosing_of(answers)
     assert found is not None
     assert (found["p50"], found["p99"]) == (3.0, 11.0)
-    answers = [{"client_ms": 60.0, "fallback": 0.1, "total": 0.1}] * 100
+    answers = [{"client_ms": 60.0, "fallback": 0.1, "total": 0.1}] * 101
     found = choosing_of(answers)
     assert found is not None
     assert found["p99"] == 60.0, "a late answer counts with all that the client waited"

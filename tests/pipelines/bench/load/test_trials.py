@@ -27,7 +27,7 @@ def send(seconds: float, requests: int, **plan: Any) -> Load:
     none = np.zeros(requests, bool)
     status = np.full(requests, OK)
     status[0] = 500
-    return Load(none * 0.0, none * 1.0, none * 0.0, status, none, none * 0, 0.0)
+    return Load(none * 0.0, none * 1.0, none * 0.0, status, none, 0.0)
 
 
 @pytest.mark.parametrize("each_mb", [0.0, 0.5])

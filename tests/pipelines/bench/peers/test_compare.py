@@ -34,4 +34,6 @@ def test_peers_are_tuned_and_judged_beside_the_served_path(
         assert results["served_against"][name]["ndcg_at_10"] == pytest.approx(ratio, abs=1e-2)
     table = (tmp_path / "peers.md").read_text()
     assert "| **served** | this project |" in table
+    assert "Served and LightGBM also have counts of all purchases until the night before" in table
+    assert "EASE sees the 10,000 most bought items" in table
     assert "| item-kNN + own purchases | implicit |" in table
