@@ -394,9 +394,8 @@ def type_baskets_28d(days: ItemDays) -> np.ndarray:
 
 
 def item_share_of_type_28d(days: ItemDays) -> np.ndarray:
-    """Share of the item in what its type sold in the last 28 days; 0 for an item of unknown type."""
-    sold = days.baskets(28)
-    return np.where(days.types > 0, sold / np.maximum(days.of_type(sold), 1), 0)
+    """Share of the item in what its type sold in the last 28 days."""
+    return days.baskets(28) / np.maximum(days.of_type(days.baskets(28)), 1)
 
 
 def item_discount_3d(days: ItemDays) -> np.ndarray:

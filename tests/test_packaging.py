@@ -56,7 +56,10 @@ def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
     programs.mkdir(parents=True)
     note = f'#!/bin/sh\necho "${{0##*/}} $@" >> "{calls}"\n'
     (programs / "uv").write_text(f"{note}exit {uv_exit}\n")
-    (programs / "python").write_text(f'{note}case "$*" in *"config list") echo "{config}";; esac\n')
+    kept = f'shift $(($# - 1)); cat "$1" > "{tmp_path}/uv.lock"'
+    (programs / "python").write_text(
+        f'{note}case "$*" in *"config list") echo "{config}";; *--require-hashes*/dev/fd/*) {kept};; esac\n'
+    )
     for program in programs.iterdir():
         program.chmod(0o755)
     subprocess.run([ROOT / ".ci" / "set-up", programs.parent], check=True, capture_output=True)
@@ -65,6 +68,10 @@ def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
     assert ["uv" if line.startswith("uv ") else "pip" for line in whole] == installers
     assert all("--require-hashes --no-deps" in line for line in whole)
     assert any(line.endswith("-r requirements/torch.txt") for line in lines)
+    if "uv" in installers:  # pip installs uv itself, checked and alone
+        assert re.fullmatch(
+            r"uv==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n", (tmp_path / "uv.lock").read_text()
+        )
 
 
 def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:

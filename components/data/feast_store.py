@@ -74,7 +74,7 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
 
     Args:
         home: folder of all state.
-        online_store: a URL of Redis, or empty or sqlite:// for the file under home.
+        online_store: a URL of Redis, or empty for the file under home.
 
     Raises:
         ValueError: it names another file.
@@ -101,8 +101,8 @@ def check_file(home: Path, url: str) -> None:
     Raises:
         ValueError: the URL names another file.
     """
-    own = home.absolute() / "online_store.db"
-    if url.startswith("sqlite:") and Path(url.removeprefix("sqlite:///")).absolute() != own:
+    own = home.resolve() / "online_store.db"
+    if url.startswith("sqlite:") and Path(url.removeprefix("sqlite:///")).resolve() != own:
         raise ValueError(
             f"RECO_STORE_URL is {url}, and runs and the stream fill no other file than {own}: "
             "leave it empty, or name a Redis"

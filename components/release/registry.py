@@ -466,8 +466,9 @@ def _reached(tracking_uri: str) -> Iterator[None]:
     except MlflowException as error:
         if isinstance(error.__context__, OSError) or error.error_code == "TEMPORARILY_UNAVAILABLE":
             raise _unreachable(tracking_uri, error) from error
-        why = f"MLflow at {tracking_uri}: {str(error).splitlines()[0]}"
-        raise RegistryRefused(without_password(why)) from error
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise RegistryRefused(without_password(f"MLflow at {tracking_uri}: {error}")) from error
+        raise
 
 
 def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:

@@ -52,7 +52,7 @@ class PairFeature(IntEnum):
     user_type_decayed_120d = "The user's 120-day decayed count over all items of the type."
     user_type_decayed_15d = "The user's 15-day decayed count over all items of the type."
     user_type_items = "Distinct items of the type the user has bought."
-    user_type_share = "Share of the item in the user's purchases of its type; 0 for an unknown type."
+    user_type_share = "Share of the item in the purchases of its type by this user: 1 for a loyal buyer."
     user_category_decayed_120d = "The user's 120-day decayed count over all items of the category."
     user_department_share = "Share of the department in the user's 120-day decayed purchases."
     user_private_ratio = "Share of the shop's own brand in the user's 120-day decayed purchases."
@@ -170,7 +170,7 @@ def compare_history(
         rows[PairFeature.user_type_decayed_120d, at] = sums[0, 2, at]
         rows[PairFeature.user_type_decayed_15d, at] = sums[0, 0, at]
         rows[PairFeature.user_type_items, at] = sums[0, 3, at]
-        rows[PairFeature.user_type_share, at] = count / sums[0, 2, at] if sums[0, 2, at] > 0 else 0.0
+        rows[PairFeature.user_type_share, at] = count / max(sums[0, 2, at], 1e-6)
         rows[PairFeature.user_category_decayed_120d, at] = sums[1, 2, at]
         rows[PairFeature.user_department_share, at] = sums[2, 2, at] / total
         rows[PairFeature.user_private_ratio, at] = private / total

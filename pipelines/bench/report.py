@@ -54,6 +54,11 @@ def with_interval(row: Mapping[str, Any], metric: str, digits: int = 2) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def change(value: float | None) -> str:
+    """Return a change as a signed percentage, a dash where it has no limit."""
+    return MISSING if value is None else f"{value:+.2%}"
+
+
 def short(value: float | None) -> str:
     """Return a number in about three digits: 2.31, 98.70, 1,234."""
     return fixed(value, 2 if value is None or value < 100 else 0)

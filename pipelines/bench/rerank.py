@@ -27,7 +27,7 @@ from components.evaluation.protocol import Task, read_tasks
 from components.measurement import machine_state
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.statistics import Statistics, read_vocabulary
-from pipelines.bench.report import machine_line, table, write_report
+from pipelines.bench.report import change, machine_line, table, write_report
 from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
@@ -220,10 +220,7 @@ def gains(found: dict[str, float], off: dict[str, float]) -> dict[str, float]:
 
 
 def compared(lists: ScoredLists, weights: RerankWeights, off: Judgement) -> dict[str, Any]:
-    """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change.
-
-    An end of the interval is 0, as a gain is, where NDCG@10 was 0.
-    """
+    """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change."""
     found, ndcg = judge(lists, weights)
     boot = Bootstrap([task.user_id for task in lists.tasks])
     ends = boot.ratio_interval(ndcg, off[1])
@@ -231,7 +228,7 @@ def compared(lists: ScoredLists, weights: RerankWeights, off: Judgement) -> dict
         "weights": asdict(weights),
         "metrics": found,
         "gains": gains(found, off[0]),
-        "ndcg_interval": [0.0 if end is None else end - 1 for end in ends],
+        "ndcg_interval": [None if end is None else end - 1 for end in ends],
     }
 
 
@@ -268,7 +265,7 @@ def rerank_table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     chosen = results["chosen"]
     gained = chosen["gains"]
-    low, high = chosen["ndcg_interval"]
+    low, high = map(change, chosen["ndcg_interval"])
     lines = [
         f"Chosen on {results['chosen_on']} baskets of the four weeks before the cut, with tables fitted on "
         f"the weeks before those and a ranker that was trained on these; judged on {results['judged_on']} "
@@ -277,7 +274,7 @@ def rerank_table(results: dict[str, Any]) -> str:
         f"{machine_line(results)}.",
         "",
         f"Chosen: {_named(chosen['weights'])}. "
-        f"NDCG@10 {gained['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}], "
+        f"NDCG@10 {gained['ndcg_at_10']:+.2%} [{low}, {high}], "
         f"new items found {gained['new_recall_at_10']:+.1%}, "
         f"coverage {gained['coverage']:+.1%}, new manufacturers' share of places "
         f"{gained['new_manufacturers']:+.1%}, "

@@ -80,7 +80,7 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         "failed": int((~load.answered).sum()),
         "whole": int((load.answered & ~load.degraded).sum()),
         "computed_most": max(answered.values(), default=0),  # of one list
-        "computed": system.sample(COMPUTED) - before,  # of all, also where the answer came from a lower rung
+        "computed": system.sample(COMPUTED) - before,  # also for lower rungs, and for the other streams
         "p99_ms": percentiles(load.client_ms)["p99"],
     }
 

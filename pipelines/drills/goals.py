@@ -43,17 +43,6 @@ def store_goals(*names: str) -> Iterator[Goal]:
         yield Goal(f"until every answer says so, {name}", "<=", TOLD_S, " s", of_fault(name, "told_s"))
 
 
-def computed_once(herd: str, what: str) -> Iterator[Goal]:
-    """Yield the goals of a herd: it has a list computed, and none twice."""
-
-    def twice(outcome: Outcome) -> float | None:
-        noted = outcome["notes"][herd]
-        return max(noted["computed"] - noted["lists"], 0.0) if "computed" in noted else None
-
-    yield Goal(f"lists computed, {what}", ">=", 1, "", note(herd, "computed"))
-    yield Goal(f"lists computed more than once, {what}", "<=", 0, "", twice)
-
-
 def alert_goals(pages: bool) -> Iterator[Goal]:
     """Yield the goals of a drill that Prometheus watches; `pages`: a fault of it must page."""
     if pages:

@@ -220,17 +220,18 @@ def fill_store(
 ) -> None:
     """Publish the champion's features, or the newer ones that the home's archive holds after a rollback.
 
-    A store that got these or newer ones stays as it is: rows hold the ids of items, which every bundle reads.
+    A store that got them stays as it is. Rows hold the ids of items, which every bundle reads.
     """
     note = home / "store" / "filled.json"
     with redis.Redis.from_url(url, socket_timeout=30) as client:
         empty = client.dbsize() == 0
-    filled = _read(note)
-    known = filled.get("bundle_id") == champion.bundle_id or filled.get("cut", "") >= champion.cut
-    if not empty and known:
+    held = _read(home / "online_store.json")
+    bundle_id, cut = champion.bundle_id, champion.cut
+    if held.get("cut", "") > cut:  # after a rollback
+        features, bundle_id, cut = None, held["bundle_id"], held["cut"]
+    if not empty and _read(note).get("bundle_id") == bundle_id:
         return
-    cut, held = champion.cut, _read(home / "online_store.json")
-    if held and (features is None or held["cut"] > cut):
+    if features is None and held:
         features, cut = home / "offline_store", held["cut"]
     if features is None:
         say(
@@ -241,22 +242,22 @@ def fill_store(
     say(f"filling the online store from {features}")
     # Feast is large: it shall not stay in the memory of a process that only watches others.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        filling, began = pool.submit(_publish, features, cut, champion, home, url), time.monotonic()
+        filling, began = pool.submit(_publish, features, cut, bundle_id, home, url), time.monotonic()
         while wait([filling], SAY_S).not_done:
             say(f"still filling the online store, for {time.monotonic() - began:.0f} s")
         counts = filling.result()
     say(f"the online store holds {counts['users']:,} users and {counts['items']:,} items")
-    write_json(note, {"bundle_id": champion.bundle_id, "cut": cut, **counts})
+    write_json(note, {"bundle_id": bundle_id, **counts})
 
 
 def _read(note: Path) -> dict[str, Any]:
     return dict(json.loads(note.read_bytes())) if note.is_file() else {}
 
 
-def _publish(features: Path, cut: str, champion: Champion, home: Path, url: str) -> dict[str, int]:
+def _publish(features: Path, cut: str, bundle_id: str, home: Path, url: str) -> dict[str, int]:
     from components.release.publish_features import publish_features
 
-    return publish_features(features, cut, {"bundle_id": champion.bundle_id}, str(home), url)
+    return publish_features(features, cut, {"bundle_id": bundle_id}, str(home), url)
 
 
 def store_program() -> str | None:

@@ -12,7 +12,7 @@ from pipelines.bench.drift import injected_lines
 from pipelines.bench.figures import PLAN
 from pipelines.bench.load.report import difference, goal_table
 from pipelines.bench.quality import judge_quality
-from pipelines.bench.report import busy_line, fixed
+from pipelines.bench.report import busy_line, change, fixed
 from pipelines.bench.scale import lookup_lines
 from pipelines.drills.report import alerts_verdict
 from tests.docs.reference import HEAD, code, table
@@ -533,7 +533,7 @@ def retrieval() -> str:
 
 def rerank(found: Any) -> str:
     """Return the price and the gain of the bundle's re-ranking weights."""
-    gains, (low, high) = found["served"]["gains"], found["served"]["ndcg_interval"]
+    gains, (low, high) = found["served"]["gains"], map(change, found["served"]["ndcg_interval"])
     return (
         "## Re-ranking\n\n"
         f"The weights that the bundle serves, on {found['judged_on']:,} baskets after the cut:\n\n"
@@ -543,7 +543,7 @@ def rerank(found: Any) -> str:
                 ("catalogue shown", f"{gains['coverage']:+.1%}"),
                 ("new manufacturers shown", f"{gains['new_manufacturers']:+.0%}"),
                 ("items new to the shopper that are found", f"{gains['new_recall_at_10']:+.1%}"),
-                ("NDCG@10", f"{gains['ndcg_at_10']:+.2%} [{low:+.2%}, {high:+.2%}]"),
+                ("NDCG@10", f"{gains['ndcg_at_10']:+.2%} [{low}, {high}]"),
             ],
         )
         + "\n"

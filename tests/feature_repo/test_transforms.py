@@ -60,7 +60,6 @@ def test_item_features(statistics: Statistics) -> None:
 def test_the_kind_of_an_item(rows: Rows) -> None:
     """Milk and tea are each the only item of their type and category; together they are a department."""
     milk, tea = np.exp(-30 / 120) + np.exp(-10 / 120), np.exp(-10 / 120)
-    untyped = replace(rows.query, statistics=replace(rows.statistics, categorical=np.zeros((5, 3), np.int32)))
     assert listed(PairFeature.user_has_item, rows) == [0, 0, 1, 1]
     assert listed(PairFeature.user_type_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
     assert listed(PairFeature.user_category_decayed_120d, rows) == pytest.approx([0, 0, milk, tea])
@@ -70,7 +69,6 @@ def test_the_kind_of_an_item(rows: Rows) -> None:
     )
     assert listed(PairFeature.user_type_items, rows) == [0, 0, 1, 1]
     assert listed(PairFeature.user_type_share, rows) == [0, 0, 1, 1]
-    assert listed(PairFeature.user_type_share, Rows(untyped, rows.candidates)) == [0, 0, 0, 0]
     assert listed(PairFeature.user_department_share, rows) == pytest.approx([0, 0, 1, 1])
     assert listed(PairFeature.user_private_ratio, rows) == pytest.approx([tea / (milk + tea)] * 4)
 

@@ -36,6 +36,12 @@ def rendered() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+def test_no_pod_of_a_release_reads_answers(documents: list[dict[str, Any]]) -> None:
+    for job in of_kind(documents, "CronJob"):
+        [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        assert {one["name"] for one in container["volumeMounts"]} == {"home", "tmp", "trusted-keys"}
+
+
 def test_every_document_is_valid(documents: list[dict[str, Any]]) -> None:
     assert list(schemas(documents)) == []
 

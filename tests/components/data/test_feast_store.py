@@ -51,6 +51,8 @@ def test_a_missing_store_is_created_and_an_existing_one_kept(tmp_path: Path) -> 
             ValueError, match=r"is sqlite:///elsewhere.db, and runs and the stream fill no other"
         ):
             open_feature_store(tmp_path / "home", "sqlite:///elsewhere.db")
+        (tmp_path / "link").symlink_to("home")
+        open_feature_store(tmp_path / "link", f"sqlite:///{tmp_path}/home/../home/online_store.db")
     assert (tmp_path / "home" / "online_store.db").is_file()
 
 

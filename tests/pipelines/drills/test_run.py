@@ -59,8 +59,6 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
     "computed, two asking for each list",
     "lists computed, all asking for one list",
     "lists computed, two asking for each list",
-    "lists computed more than once, all asking for one list",
-    "lists computed more than once, two asking for each list",
     "prefetches that failed and were not refused",
     "change of another shopper's score",
     "owners without an answer",

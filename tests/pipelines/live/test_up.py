@@ -233,6 +233,9 @@ def test_after_a_rollback_the_store_keeps_the_newer_purchases(
         assert snapshots.stat().st_size == size
         assert json.loads((home / "online_store.json").read_text())["cut"] == iso(END)
     fill_store(url, home, new, tmp_path / "nowhere", print)
+    again = replace(new, bundle_id="c")  # trained on corrected data of the same weeks
+    fill_store(url, home, again, tmp_path / "new" / "features", print)
+    assert json.loads((home / "store" / "filled.json").read_text())["bundle_id"] == "c"
 
 
 STREAM = """
