@@ -168,8 +168,8 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
         ),
         "",
         "Injected: a share of purchases turns into any item, while requests and probabilities stay. No PSI "
-        f"moves. Hits fall; detected: {SIGMAS:g} standard deviations below those of the earlier half. A "
-        "share is detected only while 0%, the control, is not.",
+        f"moves. Hits fall; detected: {SIGMAS:g} standard deviations below those of the earlier half. Where "
+        "0%, the control, has a number, a share that needs about as many baskets proves nothing.",
         "",
         *table(
             ["share of purchases", "hit ratio before", "after", "baskets until detected"],
