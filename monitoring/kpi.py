@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from feature_repo.events import read_dataset
+from monitoring.drift import bundles_alike
 from monitoring.reports import show_numbers
 from monitoring.sessions import make_sessions
 from monitoring.verdict import DriftVerdict, Status
@@ -218,13 +219,13 @@ def fit_drops(
     return find_drops(sessions[own], until, hours, CONCEPT)
 
 
-def measure_labels(log_dir: str, dataset: Path, alike: Collection[str], numbers: Any) -> dict[str, Any]:
+def measure_labels(log_dir: str, dataset: Path, bundle: Path, numbers: Any) -> dict[str, Any]:
     """Look for concept drift in the last day, for a pipeline; return the verdict's status and reason.
 
     Args:
         log_dir: the prediction log; "" if no step can read it.
         dataset: the purchases that followed.
-        alike: as of `fit_drops`.
+        bundle: the one that serves; those beside it with the same ranker are compared, too.
         numbers: KFP's artifact `Metrics`, gets the change of each figure.
 
     Raises:
@@ -248,7 +249,10 @@ def measure_labels(log_dir: str, dataset: Path, alike: Collection[str], numbers:
         if len(sessions) and end - last > DAY:
             why = f"the last session began at {last:%Y-%m-%d %H:%M}, purchases end at {end:%Y-%m-%d %H:%M}"
         elif len(sessions):
-            drops, why = fit_drops(sessions, min(end, last), KPI_HOURS, alike), "too few sessions"
+            drops, why = (
+                fit_drops(sessions, min(end, last), KPI_HOURS, bundles_alike(bundle)),
+                "too few sessions",
+            )
     show_numbers({f"change.{drop.figure}": drop.change for drop in drops}, numbers)
     verdict = concept_drift(drops, Window())
     if verdict is None:

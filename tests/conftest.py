@@ -105,6 +105,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let libraries that count their own objects find them again: they report leaks at the end."""
+    gc.unfreeze()
+
+
 # Reasons for which CI may skip a test. Any other, a missing package say, would drop tests silently.
 SKIPS_IN_CI = (
     "kubectl is not installed",

@@ -242,10 +242,9 @@ class Registry:
 
     def unpoint(self, alias: str, version: str) -> None:
         """Remove an alias if it points at a version."""
-        if self.alias(alias) != version:
-            return
         with _reached(self.tracking_uri):
-            self._client.delete_registered_model_alias(self.model_name, alias)
+            if self._aliases().get(alias) == version:
+                self._client.delete_registered_model_alias(self.model_name, alias)
 
     def refuse(self, version: str, reason: str) -> None:
         """Note on a version why it was refused."""

@@ -120,12 +120,15 @@ def _visits_of(purchases: pd.DataFrame) -> pa.Table:
     return pa.table({name: pa.array(column, RECORD_SCHEMA.field(name).type) for name, column in log.items()})
 
 
-def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: Path) -> None:
+def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the last day, shoppers exchange a quarter of their items: same requests, lists and scores."""
     shop = toy_dataset(users=900, items=80, weeks=11)
     purchases = shop.events
     log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
     nights = set(log["bundle_id"].to_pylist())
+    monkeypatch.setattr("monitoring.kpi.bundles_alike", lambda bundle: nights)
     purchases = purchases[purchases["at"] < end]
     day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
     last = (purchases["at"] >= day.since).to_numpy()
@@ -141,7 +144,9 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
         found[name] = concept_drift(drops, day)
         write_dataset(tmp_path / name, replace(shop, events=bought))
         numbers = Numbers(tmp_path / "numbers.json")
-        in_pipeline[name] = measure_labels(str(tmp_path / "log"), tmp_path / name, nights, numbers)["status"]
+        in_pipeline[name] = measure_labels(
+            str(tmp_path / "log"), tmp_path / name, tmp_path / "bundle", numbers
+        )["status"]
         assert set(numbers.logged) == {"change.ndcg", "change.calibration"}
     same, changed = found["same"], found["changed"]
     assert same is not None
@@ -151,14 +156,14 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(tmp_path: P
     assert "calibration" in changed.reason
     assert in_pipeline == {"same": "ok", "changed": "drifted"}
     assert concept_drift([], day) is None
-    nothing = measure_labels("", tmp_path / "same", nights, numbers)
+    nothing = measure_labels("", tmp_path / "same", tmp_path / "bundle", numbers)
     assert nothing == {"status": "insufficient_data", "reason": "labels: no log was named"}
     with pytest.raises(FileNotFoundError, match="holds no segment of a prediction log"):
-        measure_labels(str(tmp_path), tmp_path / "same", nights, numbers)
+        measure_labels(str(tmp_path), tmp_path / "same", tmp_path / "bundle", numbers)
     (tmp_path / "old").mkdir()
     early = pd.Timestamp(day.since) - pd.Timedelta(days=2)
     pq.write_table(log.filter(pc.less(log["at"], early)), tmp_path / "old" / "1-000000.parquet")
-    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", nights, numbers)
+    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", tmp_path / "bundle", numbers)
     assert (stale["status"], "the last session began at" in stale["reason"]) == ("insufficient_data", True)
 
 
