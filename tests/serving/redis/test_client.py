@@ -390,7 +390,7 @@ def test_threads_share_a_client_and_it_moves_to_the_awaiting_loop() -> None:
         eventually(lambda: set(loop_threads()) <= before)
         assert client.ask_now(soon(), "GET", "again") == b"again"
         client.close()
-    assert set(loop_threads()) <= before
+    eventually(lambda: set(loop_threads()) <= before)  # a busy machine ends the thread a moment later
 
 
 @pytest.mark.slow
@@ -649,7 +649,7 @@ def test_a_thread_whose_read_loses_its_loop_gets_a_lost_connection() -> None:
         thread.join(10)
         client.close()
     assert [type(error) for error in errors] == [ConnectionError]
-    assert set(loop_threads()) <= before
+    eventually(lambda: set(loop_threads()) <= before)  # a busy machine ends the thread a moment later
 
 
 def test_a_loop_that_ends_before_a_thread_uses_it_is_a_lost_connection() -> None:
