@@ -14,7 +14,6 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,7 +142,10 @@ def _until(settings: Settings, user_id: str) -> int:
             latest = pc.max(pq.read_table(file, columns=["at"], filters=own)["at"]).as_py()
             times += [latest] if latest is not None else []
     for url in {settings.fact_store_url, replace(settings, store_url="").fact_store_url}:
-        with contextlib.suppress(FactsUnavailable, ValueError), closing(open_fact_store(url)) as store:
+        with (
+            contextlib.suppress(FactsUnavailable, ValueError),
+            contextlib.closing(open_fact_store(url)) as store,
+        ):
             times += [datetime.fromtimestamp(fact.at, UTC) for fact in store.of_user(user_id)]
     return microseconds(min(max(times), now + CLOCK_SKEW))
 

@@ -226,12 +226,11 @@ def fill_store(
     with redis.Redis.from_url(url, socket_timeout=30) as client:
         empty = client.dbsize() == 0
     held = _read(home / "online_store.json")
-    bundle_id, cut = champion.bundle_id, champion.cut
-    if held.get("cut", "") > cut:  # after a rollback
-        features, bundle_id, cut = None, held["bundle_id"], held["cut"]
+    is_newer = held.get("cut", "") > champion.cut  # after a rollback
+    bundle_id, cut = held["bundle_id"] if is_newer else champion.bundle_id, champion.cut
     if not empty and _read(note).get("bundle_id") == bundle_id:
         return
-    if features is None and held:
+    if held and (is_newer or features is None):
         features, cut = home / "offline_store", held["cut"]
     if features is None:
         say(
