@@ -31,6 +31,7 @@ from components.data.examples import RankerExamples, RetrieverExamples, write_ar
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
 from components.parameters import read_params
+from components.progress import with_progress
 from feature_repo.aggregates import DAY_S, IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import (
@@ -229,7 +230,7 @@ def build_examples(
             )
             for share in np.array_split(users, SHARES)
         ]
-        parts = list(run(_build_share, jobs))
+        parts = list(with_progress(run(_build_share, jobs), SHARES, "shares of the shoppers"))
     retriever = _concatenate([part[0] for part in parts])
     train = _concatenate_lists([part[1] for part in parts])
     calibration = _concatenate_lists([part[2] for part in parts])

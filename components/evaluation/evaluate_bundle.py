@@ -37,6 +37,7 @@ from components.evaluation.protocol import (
     purchases_in,
     read_tasks,
 )
+from components.progress import with_progress
 from feature_repo.aggregates import UserEvents, no_events, pack
 from feature_repo.events import Dataset, lines_bought, read_dataset
 from feature_repo.schema import DENSE_NAMES
@@ -216,21 +217,15 @@ def serve(
     tally, pairs = Tally.empty(), []
     recommender = Recommender(bundle, MemoryStore())
     tower = bundle.profiles[DEFAULT_PROFILE].tower
-    began = time.perf_counter()
-    for number, (task, prepared) in enumerate(prepared_tasks(bundle, tasks, counts=counts)):
+    prepared_each = prepared_tasks(bundle, tasks, counts=counts)
+    for task, prepared in with_progress(prepared_each, len(tasks), "baskets answered"):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
         ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
         tally.add(ranked, task.hidden, task.bought_before)
-        if not baselines:
-            continue
-        _rank_baselines(baselines, bundle, tower, task, prepared)
-        pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
-        if (number + 1) % 2_000 == 0:
-            each = (time.perf_counter() - began) / (number + 1)
-            log.info(
-                "%d of %d answered, %.0f s to go", number + 1, len(tasks), each * (len(tasks) - number - 1)
-            )
+        if baselines:
+            _rank_baselines(baselines, bundle, tower, task, prepared)
+            pairs.append((scores, np.isin(prepared.candidates.codes, task.hidden)))
     return tally, pairs
 
 
