@@ -165,14 +165,7 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     with _judged(verdicts, "readable"):
         scores = scan(bundle, asked)
     if not verdicts["readable"]:
-        wrong = int((~((scores >= 0) & (scores <= 1))).sum())
-        verdicts["finite scores"] = (
-            f"{wrong} of {len(scores)} scores are no probability: look at the ranker's graph" if wrong else ""
-        )
-        spread = float(np.std(scores)) if not wrong else np.inf
-        verdicts["scores that differ"] = (
-            "" if spread > LEAST_SPREAD else f"{len(scores)} scores deviate by {spread:.2g}: it ranks nothing"
-        )
+        verdicts |= _verdicts_on(scores)
     if any(verdicts.values()):
         return measured
     measured |= {
@@ -198,6 +191,19 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
         measured["champion"] = {**_means(champions), "interval": interval}
     measured["latency"] = served_latency(bundle, theirs, asked)
     return measured
+
+
+def _verdicts_on(scores: np.ndarray) -> dict[str, str]:
+    wrong = int((~((scores >= 0) & (scores <= 1))).sum())
+    spread = float(np.std(scores)) if not wrong else np.inf
+    return {
+        "finite scores": (
+            f"{wrong} of {len(scores)} scores are no probability: look at the ranker's graph" if wrong else ""
+        ),
+        "scores that differ": (
+            "" if spread > LEAST_SPREAD else f"{len(scores)} scores deviate by {spread:.2g}: it ranks nothing"
+        ),
+    }
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,14 +90,7 @@ class FactStream:
 
     def turn(self, stop: threading.Event) -> None:
         """Write and commit new messages; while the store is away, keep them and consume no more."""
-        for message in self._consumer.consume(TURN_MESSAGES, 0 if self._waiting else TURN_S):
-            if (error := message.error()) is None:
-                self._waiting.append(message)
-                self._places[place_of(message)[1]].ended = False
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self._places[place_of(message)[1]].ended = True
-            else:
-                log.warning("the broker says: %s", error.str())
+        self._consume()
         if self._waiting:
             try:
                 reasons = self._sink([message.value() or b"" for message in self._waiting])
@@ -107,16 +100,7 @@ class FactStream:
                 stop.wait(RETRY_S)
                 return
             self._consumer.resume(self._consumer.assignment())
-            for message, reason in zip(self._waiting, reasons, strict=True):
-                _, partition, offset = place_of(message)
-                place = self._places[partition]
-                is_new = offset >= place.again  # else it was counted or buried before
-                if is_new and reason is None:
-                    self._letters.counts.facts += 1
-                elif is_new and reason is not None:
-                    self._letters.bury(message, reason)
-                self._positions[partition] = place.next = offset + 1
-            self._waiting = []
+            self._settle(reasons)
         self._commit()
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
@@ -124,6 +108,30 @@ class FactStream:
                 self._note()
             except (RecoError, KafkaException) as error:
                 log.warning("the facts could not be noted as complete: %s", error)
+
+    def _consume(self) -> None:
+        """Take new messages, and note which partitions have no more."""
+        for message in self._consumer.consume(TURN_MESSAGES, 0 if self._waiting else TURN_S):
+            if (error := message.error()) is None:
+                self._waiting.append(message)
+                self._places[place_of(message)[1]].ended = False
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._places[place_of(message)[1]].ended = True
+            else:
+                log.warning("the broker says: %s", error.str())
+
+    def _settle(self, reasons: Sequence[str | None]) -> None:
+        """Count or bury the messages that the store has taken, each with its reason if it is no fact."""
+        for message, reason in zip(self._waiting, reasons, strict=True):
+            _, partition, offset = place_of(message)
+            place = self._places[partition]
+            is_new = offset >= place.again  # else it was counted or buried before
+            if is_new and reason is None:
+                self._letters.counts.facts += 1
+            elif is_new and reason is not None:
+                self._letters.bury(message, reason)
+            self._positions[partition] = place.next = offset + 1
+        self._waiting = []
 
     def _note(self) -> None:
         """Note which partitions are complete, and begin again with those that the store does not know."""

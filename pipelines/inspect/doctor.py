@@ -11,7 +11,7 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -357,18 +357,22 @@ def _listening(home: Path) -> Iterator[str]:
             yield f"http://{one.laddr.ip}:{one.laddr.port}"
 
 
-def _ports(settings: Settings) -> Iterator[Finding]:
+def _endpoint(settings: Settings, urls: Sequence[str]) -> Iterator[Finding]:
     from pipelines.live.ports import answers
 
+    faults = {url: answers(f"{url}/healthz") for url in urls}  # gRPC's port gives one, too
+    alive = [url for url, fault in faults.items() if not fault]
+    found = ", ".join(alive or faults.values()) or "`reco up` runs, but its endpoint does not"
+    mend = "" if alive else f"look into {settings.home / 'up' / 'endpoint.log'}, or reco serve"
+    yield Finding("endpoint", "ok" if alive else "fail", found, mend)
+    for url in alive:
+        yield from _signals(f"http://{settings.metrics_address}" if settings.metrics_address else url)
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
     urls = sorted(set(_listening(settings.home)))
     if urls or read_running(settings.home):
-        faults = {url: answers(f"{url}/healthz") for url in urls}  # gRPC's port gives one, too
-        alive = [url for url, fault in faults.items() if not fault]
-        found = ", ".join(alive or faults.values()) or "`reco up` runs, but its endpoint does not"
-        mend = "" if alive else f"look into {settings.home / 'up' / 'endpoint.log'}, or reco serve"
-        yield Finding("endpoint", "ok" if alive else "fail", found, mend)
-        for url in alive:
-            yield from _signals(f"http://{settings.metrics_address}" if settings.metrics_address else url)
+        yield from _endpoint(settings, urls)
         return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
         with socket.socket() as probe:
