@@ -172,8 +172,9 @@ def read_log(
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
     # One schema for all: columns that a segment of an older version lacks are null.
     every = sorted(directory.glob("*.parquet"))
-    paths = [path for path in every if not _is_older(path, since)] or every[-1:]  # one has the columns' names
-    segments = [_read_segment(path, bounds or None, features) for path in paths]
+    paths = [path for path in every if not is_older(path, since)] or every[-1:]  # one has the columns' names
+    read = (_read_segment(path, bounds or None, features) for path in paths)
+    segments = [segment for segment in read if segment is not None]
     if not segments:
         return records_to_table([], [])
     if not features:
@@ -182,16 +183,22 @@ def read_log(
     return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
 
 
-def _is_older(segment: Path, since: datetime | None) -> bool:
+def is_older(segment: Path, since: datetime | None) -> bool:
     """Return whether a segment was surely closed before a time: its name begins with its start."""
     if since is None or since.year < 2 or not re.match(r"\d{8}T\d{6}-", segment.name):
         return False
     return segment.name[:15] < (since.astimezone(UTC) - LONGEST).strftime(STAMP)
 
 
-def _read_segment(path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool) -> pa.Table:
-    columns = None if features else [name for name in pq.read_schema(path).names if name != "features"]
-    table = pq.read_table(path, columns=columns, filters=bounds)
+def _read_segment(
+    path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool
+) -> pa.Table | None:
+    """Return a segment's records, or None if `reco feedback --keep-days` has just deleted it."""
+    try:
+        columns = None if features else [name for name in pq.read_schema(path).names if name != "features"]
+        table = pq.read_table(path, columns=columns, filters=bounds)
+    except FileNotFoundError:
+        return None
     for field in RECORD_SCHEMA:
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))

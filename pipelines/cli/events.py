@@ -47,8 +47,13 @@ def stream(context: Context) -> None:
 
 @click.command()
 @click.option("--once", is_flag=True, help="Send the log as it is now, and end.")
+@click.option(
+    "--keep-days",
+    type=click.IntRange(64),  # `reco kpi` compares nine weeks
+    help="Delete parts of the log that were sent and are older.  [default: keep all]",
+)
 @common_options
-def feedback(context: Context, once: bool) -> None:
+def feedback(context: Context, once: bool, keep_days: int | None) -> None:
     """Send logged answers to the broker, as impressions.
 
     From the log of answers, until stopped. The next training learns which of the shown items were bought.
@@ -59,9 +64,10 @@ def feedback(context: Context, once: bool) -> None:
     from pipelines.live.streaming import stop_signal
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    counts = send_impressions(context.settings(), context.kafka(), stop_signal(), once)
+    counts = send_impressions(context.settings(), context.kafka(), stop_signal(), once, keep_days)
     text = f"{counts.impressions} impressions of {counts.answers} answers, {counts.anonymous} without a user"
     text += f"; {counts.unreadable} segments cannot be read" if counts.unreadable else ""
+    text += f"; {counts.deleted} old segments deleted" if counts.deleted else ""
     context.answer(vars(counts), text)
 
 

@@ -11,8 +11,9 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +25,7 @@ from components.home import locked, write_json
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, create_topics
 from feature_repo.stream.replay_events import encode
-from serving.prediction_log import RECORD_SCHEMA
+from serving.prediction_log import RECORD_SCHEMA, is_older
 from serving.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,15 @@ class FeedbackCounts:
     impressions: int = 0
     anonymous: int = 0  # answers without a user
     unreadable: int = 0  # segments
+    deleted: int = 0  # segments that were too old
 
 
 def send_impressions(
-    settings: Settings, kafka: KafkaSettings, stop: threading.Event, once: bool = False
+    settings: Settings,
+    kafka: KafkaSettings,
+    stop: threading.Event,
+    once: bool = False,
+    keep_days: int | None = None,
 ) -> FeedbackCounts:
     """Send the impressions of a home's log, and of new answers, until `stop` is set.
 
@@ -58,6 +64,7 @@ def send_impressions(
         kafka: where the broker is.
         stop: when set, the segments not yet sent are left for the next time.
         once: send the log as it is now and return.
+        keep_days: delete segments that were sent and are older; None keeps all.
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.
@@ -68,13 +75,18 @@ def send_impressions(
     with locked(settings.home / "feedback.lock", "sending impressions"):
         delivery = Delivery(kafka)
         try:
-            return _send_segments(settings, kafka.events_topic, delivery, stop, once)
+            return _send_segments(settings, kafka.events_topic, delivery, stop, once, keep_days)
         finally:
             delivery.close()
 
 
 def _send_segments(
-    settings: Settings, topic: str, delivery: Delivery, stop: threading.Event, once: bool
+    settings: Settings,
+    topic: str,
+    delivery: Delivery,
+    stop: threading.Event,
+    once: bool,
+    keep_days: int | None,
 ) -> FeedbackCounts:
     position_file, counts = settings.home / FILE, FeedbackCounts()
     sent, broken = _read_sent(position_file), set[str]()
@@ -97,10 +109,21 @@ def _send_segments(
             sent.add(segment.name)
             write_json(position_file, {"sent": sorted(sent & {file.name for file in segments})})
             counts.segments += 1
+        if keep_days is not None:
+            counts.deleted += _delete_old([one for one in segments if one.name in sent], keep_days)
         if once:
             break
         stop.wait(POLL_S)
     return counts
+
+
+def _delete_old(segments: Sequence[Path], keep_days: int) -> int:
+    """Delete the segments that are older than so many days; return their number."""
+    since = datetime.now(UTC) - timedelta(days=keep_days)
+    old = [segment for segment in segments if is_older(segment, since)]
+    for segment in old:
+        segment.unlink(missing_ok=True)
+    return len(old)
 
 
 def impressions_of(answers: pa.Table) -> pd.DataFrame:

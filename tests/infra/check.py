@@ -22,6 +22,7 @@ CHECKS: list[tuple[str, str, list[str]]] = [
         "kubectl",
         [*PYTEST, "tests/infra/test_release_manifests.py", "tests/infra/test_release_workflow.py"],
     ),
+    ("manifests of the live parts", "kubectl", [*PYTEST, "tests/infra/test_live_manifests.py"]),
     ("manifest of a training job", "sh", [*PYTEST, "tests/infra/test_training_manifest.py"]),
     ("format of Terraform", "terraform", ["terraform", "fmt", "-check", "-recursive", "infra/terraform"]),
     ("Terraform: validate and test", "terraform", [*PYTEST, "tests/infra/test_terraform.py"]),

@@ -14,7 +14,7 @@ NODES = {"t3.large": (2, 8), "m7i.xlarge": (4, 16), "m7i.2xlarge": (8, 32)}
 NODE_CPU, NODE_GIB = 0.6, 1.9
 # Once in a cluster, assumed: istiod, gateway, KServe, KEDA, CoreDNS, metrics-server, Prometheus.
 SHARED_CPU = 1.5
-JOBS = Path(__file__).parents[2] / "infra" / "kserve" / "release" / "jobs.yaml"
+KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
 
 
 def quantity(text: str) -> float:
@@ -41,22 +41,34 @@ def _unplaced(documents: Documents, profile: str) -> Iterator[str]:
         return
     spec = of_kind(documents, "ScaledObject")[0]["spec"]
     # Either slot may get all traffic at once. The release's Job and its guard run beside them.
-    both = 2 * spec["maxReplicaCount"]
-    for count, pods, jobs, when in (
-        (int(nodes[2]), spec["minReplicaCount"], 0.0, "at the least size"),
-        (int(nodes[3]), both, _cpu_of_jobs(), "at the largest size, with both slots during a release"),
+    both, live = 2 * spec["maxReplicaCount"], _cpu_of_live()
+    for count, pods, others, when in (
+        (int(nodes[2]), spec["minReplicaCount"], live, "at the least size"),
+        (int(nodes[3]), both, live + _cpu_of_jobs(), "at the largest size, with both slots during a release"),
     ):
-        room = min(each * count, int((count * (cpu - NODE_CPU) - SHARED_CPU - jobs) / request))
+        room = min(each * count, int((count * (cpu - NODE_CPU) - SHARED_CPU - others) / request))
         if pods > room:
             yield f"{pods} pods, room for {room} on {count} x {nodes[1]}, {when}"
 
 
 def _cpu_of_jobs() -> float:
     """The processors that the Job of a release and the guard request."""
-    jobs = of_kind(list(yaml.safe_load_all(JOBS.read_text(encoding="utf-8"))), "CronJob")
     pods = [
         one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        for one in jobs
+        for one in _of_file("release/jobs.yaml", "CronJob")
         if one["metadata"]["name"] != "rollback"
     ]
     return sum(quantity(pod["containers"][0]["resources"]["requests"]["cpu"]) for pod in pods)
+
+
+def _cpu_of_live() -> float:
+    """The processors that stream, feedback and watch request."""
+    parts = [one["spec"] for one in _of_file("live/parts.yaml", "Deployment")]
+    return sum(
+        part["replicas"] * quantity(part["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+        for part in parts
+    )
+
+
+def _of_file(name: str, kind: str) -> Documents:
+    return of_kind(list(yaml.safe_load_all((KSERVE / name).read_text(encoding="utf-8"))), kind)

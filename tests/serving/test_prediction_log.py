@@ -181,6 +181,12 @@ def test_segments_that_ended_before_are_not_opened(tmp_path: Path) -> None:
     assert len(read_log(tmp_path, since=NOON - timedelta(seconds=1))) == 2
 
 
+def test_a_segment_that_is_deleted_while_a_log_is_read_is_left_out(tmp_path: Path) -> None:
+    pq.write_table(records_to_table([record()], NAMES), tmp_path / "1.parquet")
+    (tmp_path / "2.parquet").symlink_to("gone")  # listed, and not there any more
+    assert len(read_log(tmp_path)) == 1
+
+
 def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

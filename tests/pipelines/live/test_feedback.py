@@ -2,6 +2,7 @@
 
 import json
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.messages import parse_event
 from pipelines.live import feedback
 from pipelines.live.feedback import FeedbackCounts, impressions_of, send_impressions
-from serving.prediction_log import Record, records_to_table
+from serving.prediction_log import STAMP, Record, records_to_table
 from serving.schemas import Recommendation, Request, Response
 from serving.settings import Settings
 from tests.chaos.procs import eventually
@@ -118,7 +119,7 @@ def test_a_stop_leaves_the_next_segments_and_known_ones_cost_nothing(
     for number in (1, 2, 3):
         write(settings, f"{number}.parquet", answer(f"r{number}", "ann", "tea"))
     delivery: Any = StoppingDelivery(stop)
-    counts = feedback._send_segments(settings, "events", delivery, stop, once=True)
+    counts = feedback._send_segments(settings, "events", delivery, stop, once=True, keep_days=None)
     assert counts == FeedbackCounts(segments=1, answers=1, impressions=1)
     assert json.loads((tmp_path / "feedback.json").read_bytes()) == {"sent": ["1.parquet", "2.parquet"]}
 
@@ -197,3 +198,23 @@ def test_an_unconfirmed_segment_is_not_recorded_as_sent(broker: Any, tmp_path: P
     sender.join(30)
     assert counts == [FeedbackCounts(segments=2, answers=2, impressions=2)]
     assert [event[4] for event in messages(kafka, 1)] == ["oil"], "the broker in memory forgot the first"
+
+
+@pytest.mark.slow
+def test_old_segments_are_deleted_once_they_were_sent(broker: Any, tmp_path: Path) -> None:
+    settings, kafka = Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap)
+    old, new = "20240301T090000-a.parquet", f"{datetime.now(UTC):{STAMP}}-a.parquet"
+    for name in (old, new, "of-another-tool.parquet"):
+        write(settings, name, answer(name, "ann", "tea"))
+    counts = send_impressions(settings, kafka, threading.Event(), once=True)
+    assert (counts.segments, counts.deleted) == (3, 0), "without --keep-days all stay"
+    unsent = "20240301T091500-b.parquet"
+    write(settings, unsent, answer("r", "ann", "jam"))
+    (settings.prediction_log_dir / unsent).write_bytes(b"damaged")
+    counts = send_impressions(settings, kafka, threading.Event(), once=True, keep_days=64)
+    assert (counts.deleted, counts.unreadable) == (1, 1)
+    assert {file.name for file in settings.prediction_log_dir.iterdir()} == {
+        new,
+        "of-another-tool.parquet",
+        unsent,
+    }

@@ -1,0 +1,175 @@
+"""infra/kserve/live: strict schemas, commands that exist, and ports that meet their policies."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feature_repo.stream.kafka import VARIABLES, KafkaSettings
+from pipelines.cli.events import feedback, stream
+from pipelines.cli.watch import watch
+from serving.settings import variable
+from tests.infra.policies import Document, Documents, access, job_of_the_alerts, of_kind, schemas
+
+pytestmark = pytest.mark.slow  # kubectl is a process
+KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
+COMMANDS = {command.name: command for command in (stream, feedback, watch)}
+
+
+def rendered(folder: str) -> Documents:
+    command = ["kubectl", "kustomize", str(KSERVE / folder)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.fixture(scope="module")
+def live() -> Documents:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    return rendered("live")
+
+
+@pytest.fixture(scope="module")
+def base(live: Documents) -> Documents:
+    return rendered("overlays/production")
+
+
+def pod(deployment: Document) -> dict[str, Any]:
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def box(deployment: Document) -> dict[str, Any]:
+    [container] = pod(deployment)["containers"]
+    return dict(container)
+
+
+def settings_of(live: Documents) -> dict[str, str]:
+    [shared] = of_kind(live, "ConfigMap")
+    return dict(shared["data"])
+
+
+def selected(live: Documents, labels: dict[str, str]) -> set[str]:
+    return {
+        one["metadata"]["name"]
+        for one in of_kind(live, "Deployment")
+        if labels.items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    }
+
+
+def test_every_document_is_valid_and_nothing_is_open(live: Documents, base: Documents) -> None:
+    assert list(schemas(live)) == []
+    assert list(access([*base, *live])) == []
+
+
+def test_each_part_is_a_command_whose_options_are_valid(live: Documents) -> None:
+    deployments = of_kind(live, "Deployment")
+    assert {one["metadata"]["name"] for one in deployments} == COMMANDS.keys()
+    for one in deployments:
+        assert box(one)["command"] == ["reco", "--home", "/var/lib/reco"]
+        word, *options = box(one)["args"]
+        assert word == one["metadata"]["name"]
+        given = [
+            re.sub(r"\$\((\w+)\)", lambda match: settings_of(live)[match[1]], option) for option in options
+        ]
+        with COMMANDS[word].make_context(word, given, obj=None) as context:
+            parsed = dict(context.params)
+        assert parsed.get("retrain", True)
+        assert parsed.get("host", "0.0.0.0") == "0.0.0.0", "Prometheus reaches no address of the pod alone"
+
+
+def test_the_settings_are_those_of_store_and_broker(live: Documents, base: Documents) -> None:
+    given = {name: value for name, value in settings_of(live).items() if name.startswith("RECO_")}
+    assert given.keys() <= set(VARIABLES.values())
+    kafka = KafkaSettings.from_env({**given, VARIABLES["password"]: "secret", "RECO_CONFIG": "off"})
+    assert (kafka.security, kafka.bootstrap) == ("sasl_tls", given["RECO_KAFKA_BOOTSTRAP"])
+    maps = {one["metadata"]["name"] for one in [*of_kind(base, "ConfigMap"), *of_kind(live, "ConfigMap")]}
+    for one in of_kind(live, "Deployment"):
+        sources = box(one)["envFrom"]
+        assert {source["configMapRef"]["name"] for source in sources[:-1]} <= maps
+        assert sources[-1]["secretRef"] == {"name": "reco-passwords", "optional": True}
+        [log] = box(one)["env"]
+        assert log == {"name": variable("log_dir"), "value": "/var/log/reco"}
+    slot = of_kind(base, "InferenceService")[0]["spec"]["predictor"]["containers"][0]
+    assert log in slot["env"], "the endpoints write their log elsewhere"
+
+
+def test_home_and_log_are_the_folders_of_releases_and_of_slots(live: Documents, base: Documents) -> None:
+    claims = {one["metadata"]["name"] for one in of_kind(base, "PersistentVolumeClaim")}
+    claims |= {one["metadata"]["name"] for one in of_kind(rendered("release"), "PersistentVolumeClaim")}
+    for one in of_kind(live, "Deployment"):
+        volumes = {volume["name"]: volume for volume in pod(one)["volumes"]}
+        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in box(one)["volumeMounts"]}
+        assert mounts.keys() == {"/var/lib/reco", "/var/log/reco", "/tmp"}
+        named = [mounts[path]["persistentVolumeClaim"]["claimName"] for path in sorted(mounts)[1:]]
+        assert named == ["release-home", "prediction-log"]
+        assert claims.issuperset(named)
+
+
+def test_the_pods_are_restricted(live: Documents) -> None:
+    for one in of_kind(live, "Deployment"):
+        assert re.search("@sha256:[0-9a-f]{64}$", box(one)["image"])
+        assert pod(one)["automountServiceAccountToken"] is False
+        assert pod(one)["securityContext"]["runAsNonRoot"]
+        assert pod(one)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert box(one)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        requests, limits = box(one)["resources"]["requests"], box(one)["resources"]["limits"]
+        assert requests["memory"] == limits["memory"]
+        assert requests.keys() == {"cpu", "memory"}
+
+
+def test_one_process_alone_may_send_impressions_and_start_a_training(live: Documents) -> None:
+    """The others meet a lock, or would train twice: also while a new pod takes an old one's place."""
+    alone = {
+        one["metadata"]["name"]
+        for one in of_kind(live, "Deployment")
+        if (one["spec"]["replicas"], one["spec"].get("strategy", {}).get("type")) == (1, "Recreate")
+    }
+    assert alone == {"feedback", "watch"}
+
+
+def test_policies_and_monitor_select_their_pods_and_ports(live: Documents) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(live, "NetworkPolicy")}
+    assert selected(live, policies["live-out"]["podSelector"]["matchLabels"]) == COMMANDS.keys()
+    for one in of_kind(live, "Deployment"):
+        name = one["metadata"]["name"]
+        assert selected(live, one["spec"]["selector"]["matchLabels"]) == {name}
+    [monitor], [mesh] = of_kind(live, "PodMonitor"), of_kind(live, "AuthorizationPolicy")
+    for spec in (policies["watch-in"], mesh["spec"], monitor["spec"]):
+        labels = spec.get("selector", spec.get("podSelector"))["matchLabels"]
+        assert selected(live, labels) == {"watch"}
+    [port] = next(
+        box(one)["ports"] for one in of_kind(live, "Deployment") if one["metadata"]["name"] == "watch"
+    )
+    default = next(option.default for option in watch.params if option.name == "port")
+    assert port["containerPort"] == default
+    [scraped] = monitor["spec"]["podMetricsEndpoints"]
+    assert scraped["port"] == port["name"]
+    assert scraped["relabelings"][0]["replacement"] != job_of_the_alerts(), "counted as an endpoint"
+    [target] = mesh["spec"]["rules"][0]["to"]
+    assert target["operation"]["ports"] == [str(default)]
+
+
+def test_store_and_broker_are_reached_on_the_ports_of_terraform(live: Documents) -> None:
+    terraform = (KSERVE.parent / "terraform" / "network.tf").read_text(encoding="utf-8")
+    ports = dict(re.findall(r"(valkey|kafka) = (\d+)", terraform))
+    [out] = [one["spec"] for one in of_kind(live, "NetworkPolicy") if one["metadata"]["name"] == "live-out"]
+    [vpc] = [rule for rule in out["egress"] if any("ipBlock" in peer for peer in rule["to"])]
+    assert {str(one["port"]) for one in vpc["ports"]} == set(ports.values())
+    assert settings_of(live)["RECO_KAFKA_BOOTSTRAP"].endswith(f":{ports['kafka']}")
+    # The retraining's address is that of the namespace which may be reached.
+    address = re.fullmatch(r"http://[\w-]+\.([\w-]+):(\d+)", settings_of(live)["PIPELINES"])
+    assert address
+    [training] = [
+        rule
+        for rule in out["egress"]
+        if rule["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": address[1]}}}]
+    ]
+    assert int(address[2]) in {one["port"] for one in training["ports"]}
