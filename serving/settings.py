@@ -177,7 +177,7 @@ class Settings:
     )
     max_connections: int = setting(
         4_096,
-        "Connections to one process, of HTTP and of gRPC each; the longest idle one makes room",
+        "Connections to one process, of HTTP and of gRPC each; the longest idle one of HTTP makes room",
         ge=1,
         le=1 << 20,
     )

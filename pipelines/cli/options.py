@@ -148,7 +148,7 @@ training_options: Callable[[Command], Command] = stacked(
     click.option(
         "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
     ),
-    click.option("--fast", is_flag=True, help="The same steps with smaller models and fewer examples."),
+    click.option("--fast", is_flag=True, help="The same steps with fewer examples and an easier gate."),
     click.option(
         "--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. student_params.epochs=2"
     ),

@@ -224,7 +224,7 @@ def settings_page() -> str:
     """Return the page of settings."""
     return HEAD + (
         "# Settings\n\n"
-        "A setting changes speed or place. Everything that changes an answer is in the bundle. One "
+        "A setting changes speed or place. What the models say is in the bundle. One "
         "setting is an\n"
         "exception: with `RECO_ANSWER_CACHE` some features of a known shopper may be older than "
         "the request.\n\n"
