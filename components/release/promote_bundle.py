@@ -454,7 +454,8 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
     Raises:
         NothingToCompare: none of them has it.
     """
-    hashes = {dataset: _data_hashes(dataset) for dataset in datasets}
+    there = [one for one in datasets if len(datasets) == 1 or (one / "manifest.json").is_file()]
+    hashes = {dataset: _data_hashes(dataset) for dataset in there}  # others may be replaced at this moment
     if known := [dataset for dataset, held in hashes.items() if wanted in held]:
         return min(known, key=lambda dataset: hashes[dataset][0] != wanted)  # as it is before as it was
     found = ", ".join(f"{path} is {held[0]}" for path, held in hashes.items()) or "there is none"

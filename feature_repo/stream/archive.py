@@ -56,13 +56,23 @@ def with_version(events: pa.Table) -> pa.Table:
     return events.select(ARCHIVE_SCHEMA.names).cast(ARCHIVE_SCHEMA)
 
 
-def read_archive(archive: Path, users: Collection[str] | None = None) -> pa.Table:
-    """Return the events of all segments, or of some users, each event once, as it first arrived.
+def read_archive(
+    archive: Path, users: Collection[str] | None = None, event_type: str | None = None
+) -> pa.Table:
+    """Return the events of all segments, each event once, as it first arrived.
+
+    Args:
+        archive: the directory.
+        users: whose events are wanted; None are those of all.
+        event_type: that is wanted; None are all.
 
     Raises:
         ArchiveDamaged: a segment cannot be read.
     """
     chosen = None if users is None else pc.field("user_id").isin(pa.array(list(users), pa.string()))
+    if event_type is not None:
+        of_type = pc.field("event_type") == event_type
+        chosen = of_type if chosen is None else chosen & of_type
     for _ in range(READ_ATTEMPTS - 1):
         with contextlib.suppress(FileNotFoundError):  # the stream merged segments meanwhile
             tables = _read_segments(archive, chosen)

@@ -50,7 +50,7 @@ def stream(context: Context) -> None:
 @click.option(
     "--keep-days",
     type=click.IntRange(64),  # `reco kpi` compares nine weeks
-    help="Delete parts of the log that were sent and are older.  [default: keep all]",
+    help="Delete older parts of the log, once they were sent.  [default: keep all]",
 )
 @common_options
 def feedback(context: Context, once: bool, keep_days: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from feature_repo.stream.archive import EVENTS, read_archive
 from monitoring.drift import bundles_alike
 from monitoring.kpi import (
     CUTS,
+    WEEKS_BEFORE,
     AtRisk,
     Drop,
     Kpi,
@@ -30,13 +31,14 @@ from monitoring.kpi import (
 )
 from monitoring.sessions import asked_at, make_sessions
 from serving.errors import BundleInvalid, NoChampion
-from serving.prediction_log import read_log
+from serving.prediction_log import STAMP, read_log
 from serving.release.champion import read_champion
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 
 COLUMNS = ["user_id", "basket_id", "item_id", "at", "quantity", "price"]
 HOUR = pd.Timedelta(hours=1)
+READ = timedelta(weeks=WEEKS_BEFORE + 2)  # of the log: the weeks before, the window, and late purchases
 
 
 class NothingToJoin(RecoError):
@@ -66,7 +68,7 @@ class Earnings:
 def read_earnings(
     settings: Settings, dataset: Path | None, hours: float, drifted_since: datetime | None = None
 ) -> Earnings:
-    """Join the log of a home with the purchases that followed.
+    """Join the last ten weeks of a home's log with the purchases that followed.
 
     Args:
         settings: of the endpoint whose log it is.
@@ -77,7 +79,7 @@ def read_earnings(
     Raises:
         NothingToJoin: the log or the purchases are empty.
     """
-    answers = read_log(settings.prediction_log_dir, features=False)
+    answers = read_log(settings.prediction_log_dir, _since(settings.prediction_log_dir), features=False)
     if not len(answers):
         raise NothingToJoin(
             f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it; "
@@ -112,6 +114,15 @@ def read_earnings(
     )
 
 
+def _since(log_dir: Path) -> datetime | None:
+    """Return where the weeks that are compared begin, before the newest segment; None for an unknown name."""
+    newest = max((segment.name for segment in log_dir.glob("*.parquet")), default="")
+    try:
+        return datetime.strptime(newest[:15], STAMP).replace(tzinfo=UTC) - READ
+    except ValueError:
+        return None
+
+
 def _alike(home: Path) -> set[str]:
     """Return the ids of the bundles with the champion's ranker; none without a champion."""
     try:
@@ -123,10 +134,10 @@ def _alike(home: Path) -> set[str]:
 def read_purchases(home: Path, dataset: Path | None) -> pd.DataFrame:
     """Return the purchased lines of a data set, or of the archive of a home's stream."""
     if dataset is None:
-        events = read_archive(home / "offline_store" / EVENTS)
+        bought = read_archive(home / "offline_store" / EVENTS, event_type="purchase")
     else:
-        events = pq.read_table(dataset / "events.parquet", columns=[*COLUMNS, "event_type"])
-    bought = events.filter(pc.equal(events["event_type"], "purchase"))
+        filters = pc.field("event_type") == "purchase"
+        bought = pq.read_table(dataset / "events.parquet", columns=COLUMNS, filters=filters)
     return bought.select(COLUMNS).to_pandas()
 
 

@@ -1,16 +1,18 @@
 """Prediction log -> the broker: each item that a shopper was shown becomes an impression.
 
 So recommended items, bought or not, reach rows, archive and the next training like any other event.
-A segment of the log is noted as sent when the broker has confirmed all of it; after a crash it is sent again,
-and its impressions, which have the same ids then, count once.
+Segments of the log are noted as sent once the broker has confirmed all of them; after a crash they are sent
+again, and their impressions, which have the same ids then, count once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.home import locked, write_json
+from components.rollout.manifests import SHADOW
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, create_topics
 from feature_repo.stream.replay_events import encode
@@ -64,7 +67,8 @@ def send_impressions(
         kafka: where the broker is.
         stop: when set, the segments not yet sent are left for the next time.
         once: send the log as it is now and return.
-        keep_days: delete segments that were sent and are older; None keeps all.
+        keep_days: delete older segments that were sent, cannot be read, or are of mirrored requests; None
+            keeps all.
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.
@@ -89,31 +93,33 @@ def _send_segments(
     keep_days: int | None,
 ) -> FeedbackCounts:
     position_file, counts = settings.home / FILE, FeedbackCounts()
-    sent, broken = _read_sent(position_file), set[str]()
+    folder, sent, broken = settings.prediction_log_dir, _read_sent(position_file), set[str]()
     while not stop.is_set():
-        segments = sorted(settings.prediction_log_dir.glob("*.parquet"))
-        for segment in segments:
-            if stop.is_set():
-                return counts
-            if segment.name in sent or segment.name in broken:
-                continue
-            try:
-                answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
-            except (pa.ArrowException, ValueError, OSError) as error:
-                log.warning("%s is left out, it cannot be read: %s", segment.name, error)
-                broken.add(segment.name)
-                counts.unreadable += 1
-                continue
-            if not _send(answers, topic, delivery, counts, stop):
-                return counts
-            sent.add(segment.name)
-            write_json(position_file, {"sent": sorted(sent & {file.name for file in segments})})
-            counts.segments += 1
-        if keep_days is not None:
-            counts.deleted += _delete_old([one for one in segments if one.name in sent], keep_days)
+        began, before = time.monotonic(), counts.segments
+        segments = sorted(folder.glob("*.parquet"))
+        new = (one for one in segments if one.name not in sent and one.name not in broken)
+        try:
+            for segment in itertools.takewhile(lambda _: not stop.is_set(), new):
+                try:
+                    answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
+                except (pa.ArrowException, ValueError, OSError) as error:
+                    log.warning("%s is left out, it cannot be read: %s", segment.name, error)
+                    broken.add(segment.name)
+                    counts.unreadable += 1
+                    continue
+                if not _send(answers, topic, delivery, counts, stop):
+                    return counts
+                sent.add(segment.name)
+                counts.segments += 1
+        finally:  # once a pass: a long log has ten thousands of names
+            if counts.segments > before:
+                write_json(position_file, {"sent": sorted(sent & {file.name for file in segments})})
+        if keep_days is not None and not stop.is_set():
+            done = [one for one in segments if one.name in sent or one.name in broken]
+            counts.deleted += _delete_old([*done, *(folder / SHADOW).glob("*.parquet")], keep_days)
         if once:
             break
-        stop.wait(POLL_S)
+        stop.wait(max(POLL_S, 10 * (time.monotonic() - began)))
     return counts
 
 

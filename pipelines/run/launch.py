@@ -278,7 +278,8 @@ def run_datasets(home: Path, data: str = "") -> list[Path]:
     runs = (run for run in list_runs(home) if not data or run.arguments.get("data") == data)
     folders = [run.artifacts("ingest-events") / "dataset" for run in runs]
     folders += [] if data else sorted((home / "datasets").glob("[!.]*"))
-    return [folder for folder in folders if (folder / "manifest.json").is_file()]
+    half = (".part", ".old")  # of a folder that is being replaced
+    return [one for one in folders if one.suffix not in half and (one / "manifest.json").is_file()]
 
 
 def dataset_of(home: Path, data: str) -> Path:

@@ -224,10 +224,9 @@ def settings_page() -> str:
     """Return the page of settings."""
     return HEAD + (
         "# Settings\n\n"
-        "A setting changes speed or place. What the models say is in the bundle. One "
-        "setting is an\n"
-        "exception: with `RECO_ANSWER_CACHE` some features of a known shopper may be older than "
-        "the request.\n\n"
+        "A setting changes speed or place. What the models say is in the bundle. Three settings change\n"
+        "answers, too: `RECO_REASONS`, `RECO_EXPLORE_SHARE`, and `RECO_ANSWER_CACHE`, with which some\n"
+        "features of a known shopper may be older than the request.\n\n"
         + sources()
         + "## Endpoint\n\n"
         + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))

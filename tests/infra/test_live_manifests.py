@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings
 from pipelines.cli.events import feedback, stream
 from pipelines.cli.watch import watch
-from serving.settings import variable
+from serving.settings import Settings, variable
 from tests.infra.policies import Document, Documents, access, job_of_the_alerts, of_kind, schemas
 
 pytestmark = pytest.mark.slow  # kubectl is a process
@@ -75,6 +76,8 @@ def test_each_part_is_a_command_whose_options_are_valid(live: Documents) -> None
         given = [
             re.sub(r"\$\((\w+)\)", lambda match: settings_of(live)[match[1]], option) for option in options
         ]
+        # The token's file is there in the pod alone.
+        given = [one for one in given if not one.startswith("--token-file=")]
         with COMMANDS[word].make_context(word, given, obj=None) as context:
             parsed = dict(context.params)
         assert parsed.get("retrain", True)
@@ -83,16 +86,21 @@ def test_each_part_is_a_command_whose_options_are_valid(live: Documents) -> None
 
 def test_the_settings_are_those_of_store_and_broker(live: Documents, base: Documents) -> None:
     given = {name: value for name, value in settings_of(live).items() if name.startswith("RECO_")}
-    assert given.keys() <= set(VARIABLES.values())
+    assert given.keys() <= {*VARIABLES.values(), *(variable(one.name) for one in fields(Settings))}
     kafka = KafkaSettings.from_env({**given, VARIABLES["password"]: "secret", "RECO_CONFIG": "off"})
     assert (kafka.security, kafka.bootstrap) == ("sasl_tls", given["RECO_KAFKA_BOOTSTRAP"])
     maps = {one["metadata"]["name"] for one in [*of_kind(base, "ConfigMap"), *of_kind(live, "ConfigMap")]}
     for one in of_kind(live, "Deployment"):
-        sources = box(one)["envFrom"]
-        assert {source["configMapRef"]["name"] for source in sources[:-1]} <= maps
-        assert sources[-1]["secretRef"] == {"name": "reco-passwords", "optional": True}
-        [log] = box(one)["env"]
-        assert log == {"name": variable("log_dir"), "value": "/var/log/reco"}
+        assert {source["configMapRef"]["name"] for source in box(one)["envFrom"]} <= maps
+        env = {entry["name"]: entry for entry in box(one)["env"]}
+        secrets = {name for name, entry in env.items() if "valueFrom" in entry}
+        broker = {VARIABLES["password"]} if one["metadata"]["name"] != "watch" else set()
+        assert secrets == {variable("store_password"), *broker}, "a part gets the passwords that it needs"
+        for name in secrets:
+            reference = {"name": "reco-passwords", "key": name, "optional": True}
+            assert env[name]["valueFrom"] == {"secretKeyRef": reference}
+        log = env[variable("log_dir")]
+        assert log["value"] == "/var/log/reco"
     slot = of_kind(base, "InferenceService")[0]["spec"]["predictor"]["containers"][0]
     assert log in slot["env"], "the endpoints write their log elsewhere"
 
@@ -103,8 +111,12 @@ def test_home_and_log_are_the_folders_of_releases_and_of_slots(live: Documents, 
     for one in of_kind(live, "Deployment"):
         volumes = {volume["name"]: volume for volume in pod(one)["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in box(one)["volumeMounts"]}
-        assert mounts.keys() == {"/var/lib/reco", "/var/log/reco", "/tmp"}
-        named = [mounts[path]["persistentVolumeClaim"]["claimName"] for path in sorted(mounts)[1:]]
+        assert mounts.keys() >= {"/var/lib/reco", "/var/log/reco", "/tmp"}
+        claim = {
+            path: mounts[path]["persistentVolumeClaim"]["claimName"]
+            for path in ("/var/lib/reco", "/var/log/reco")
+        }
+        named = list(claim.values())
         assert named == ["release-home", "prediction-log"]
         assert claims.issuperset(named)
 
@@ -142,7 +154,7 @@ def test_policies_and_monitor_select_their_pods_and_ports(live: Documents) -> No
         name = one["metadata"]["name"]
         assert selected(live, one["spec"]["selector"]["matchLabels"]) == {name}
     [monitor], [mesh] = of_kind(live, "PodMonitor"), of_kind(live, "AuthorizationPolicy")
-    for spec in (policies["watch-in"], mesh["spec"], monitor["spec"]):
+    for spec in (policies["watch"], mesh["spec"], monitor["spec"]):
         labels = spec.get("selector", spec.get("podSelector"))["matchLabels"]
         assert selected(live, labels) == {"watch"}
     [port] = next(
@@ -153,8 +165,24 @@ def test_policies_and_monitor_select_their_pods_and_ports(live: Documents) -> No
     [scraped] = monitor["spec"]["podMetricsEndpoints"]
     assert scraped["port"] == port["name"]
     assert scraped["relabelings"][0]["replacement"] != job_of_the_alerts(), "counted as an endpoint"
-    [target] = mesh["spec"]["rules"][0]["to"]
-    assert target["operation"]["ports"] == [str(default)]
+    prometheus = {"principals": ["cluster.local/ns/monitoring/sa/prometheus"]}
+    assert mesh["spec"]["rules"] == [
+        {"from": [{"source": prometheus}], "to": [{"operation": {"ports": [str(default)]}}]}
+    ]
+    [inwards] = policies["watch"]["ingress"]
+    assert inwards["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ]
+
+
+def test_the_token_of_a_retraining_is_where_the_watch_reads_it(live: Documents) -> None:
+    [one] = [one for one in of_kind(live, "Deployment") if one["metadata"]["name"] == "watch"]
+    [file] = [option.partition("=")[2] for option in box(one)["args"] if option.startswith("--token-file=")]
+    [volume] = [volume for volume in pod(one)["volumes"] if "projected" in volume]
+    [source] = volume["projected"]["sources"]
+    [mount] = [mount["mountPath"] for mount in box(one)["volumeMounts"] if mount["name"] == volume["name"]]
+    assert f"{mount}/{source['serviceAccountToken']['path']}" == file
+    assert source["serviceAccountToken"]["audience"] == "pipelines.kubeflow.org"
 
 
 def test_store_and_broker_are_reached_on_the_ports_of_terraform(live: Documents) -> None:
@@ -164,12 +192,18 @@ def test_store_and_broker_are_reached_on_the_ports_of_terraform(live: Documents)
     [vpc] = [rule for rule in out["egress"] if any("ipBlock" in peer for peer in rule["to"])]
     assert {str(one["port"]) for one in vpc["ports"]} == set(ports.values())
     assert settings_of(live)["RECO_KAFKA_BOOTSTRAP"].endswith(f":{ports['kafka']}")
-    # The retraining's address is that of the namespace which may be reached.
-    address = re.fullmatch(r"http://[\w-]+\.([\w-]+):(\d+)", settings_of(live)["PIPELINES"])
+
+
+def test_a_retraining_reaches_the_api_of_kubeflow_and_no_other_pod_there(live: Documents) -> None:
+    address = re.fullmatch(r"http://([\w-]+)\.([\w-]+):(\d+)", settings_of(live)["PIPELINES"])
     assert address
-    [training] = [
-        rule
-        for rule in out["egress"]
-        if rule["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": address[1]}}}]
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(live, "NetworkPolicy")}
+    [training] = policies["watch"]["egress"]
+    assert training["to"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": address[2]}},
+            "podSelector": {"matchLabels": {"app": address[1]}},
+        }
     ]
-    assert int(address[2]) in {one["port"] for one in training["ports"]}
+    assert int(address[3]) in {one["port"] for one in training["ports"]}
+    assert "kubeflow" not in str(policies["live-out"])

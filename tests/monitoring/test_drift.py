@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from feature_repo.events import read_dataset
+from monitoring import drift
 from monitoring.drift import (
     LEAST_UNITS,
     LOOK_BACK,
@@ -288,6 +289,20 @@ def test_the_log_is_compared_with_the_evaluation(
     assert (dear.status, dear.columns[0].name) == ("drifted", "item_price")
     pies = drift_of_log(bundle, log(records(600, bundle_id, seed=5, mix=PIES)), Window(), quick=True)
     assert (pies.status, pies.columns[0].name) == ("drifted", "basket_category")
+
+
+def test_of_many_answers_a_sample_is_compared(
+    records: Records,
+    log: Callable[..., Path],
+    bundle: Path,
+    bundle_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drift, "SAMPLE", 600)
+    for price, status in ((1.0, "ok"), (1.6, "drifted")):
+        path = log(records(1_800, bundle_id, seed=5, price=price))
+        assert 300 <= len(drift._answers_of({bundle_id}, path, Window())[0]) <= 600
+        assert drift_of_log(bundle, path, Window(), quick=True).status == status
 
 
 def test_answers_of_other_bundles_are_left_out(

@@ -152,7 +152,10 @@ def test_of_several_data_sets_the_right_one_is_taken(
         taken.append((dataset, sample))
         return as_planned(challenger, champion, dataset, sample)
 
-    promote(datasets=[tmp_path / "other", dataset], examine=examine, params={"sample_baskets": 7})
+    replaced_now = tmp_path / "gone"  # listed, and being replaced by another process
+    promote(
+        datasets=[tmp_path / "other", replaced_now, dataset], examine=examine, params={"sample_baskets": 7}
+    )
     assert taken == [(dataset, 7)]
 
 

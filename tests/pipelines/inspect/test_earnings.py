@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from feature_repo.facts import Fact, parse_fact
 from feature_repo.stream.archive import EVENTS, write_segment
 from monitoring.kpi import CONCEPT
 from pipelines.inspect.earnings import NothingToJoin, read_costs, read_earnings
+from serving.prediction_log import STAMP
 from serving.settings import Settings
 from serving.shop.fact_store import PAGE, open_fact_store
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
@@ -53,6 +55,15 @@ def test_the_figures_of_a_home_are_those_of_its_shop(settings: Settings) -> None
     assert earnings.total.margin_per_session is None
     assert earnings.drops == [], "four weeks are too few"
     assert json.loads(json.dumps(earnings.to_dict()))["total"]["sessions"] > 19_000
+
+
+def test_of_a_long_log_the_last_ten_weeks_are_read(settings: Settings) -> None:
+    """A log may grow for years, and all of it fits no memory."""
+    write_visits(settings, 200)
+    folder = settings.prediction_log_dir
+    (folder / "1-000000.parquet").rename(folder / f"{START:{STAMP}}-a.parquet")
+    (folder / f"{START - timedelta(weeks=11):{STAMP}}-a.parquet").write_bytes(b"not read")
+    assert read_earnings(settings, None, 24).total.sessions > 100
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+from components.rollout.manifests import SHADOW
 from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.messages import parse_event
 from pipelines.live import feedback
@@ -208,13 +209,17 @@ def test_old_segments_are_deleted_once_they_were_sent(broker: Any, tmp_path: Pat
         write(settings, name, answer(name, "ann", "tea"))
     counts = send_impressions(settings, kafka, threading.Event(), once=True)
     assert (counts.segments, counts.deleted) == (3, 0), "without --keep-days all stay"
-    unsent = "20240301T091500-b.parquet"
-    write(settings, unsent, answer("r", "ann", "jam"))
-    (settings.prediction_log_dir / unsent).write_bytes(b"damaged")
+    folder = settings.prediction_log_dir
+    (folder / "20240301T091500-b.parquet").write_bytes(b"damaged")
+    (folder / SHADOW).mkdir()
+    mirrored = write(settings, f"{SHADOW}/{old}", answer("r", "ann", "jam"))
+    broken_now = folder / f"{datetime.now(UTC):{STAMP}}-b.parquet"
+    broken_now.write_bytes(b"damaged")
     counts = send_impressions(settings, kafka, threading.Event(), once=True, keep_days=64)
-    assert (counts.deleted, counts.unreadable) == (1, 1)
-    assert {file.name for file in settings.prediction_log_dir.iterdir()} == {
+    assert (counts.segments, counts.deleted, counts.unreadable) == (0, 3, 2)
+    assert not mirrored.exists()
+    assert {file.name for file in folder.glob("*.parquet")} == {
         new,
         "of-another-tool.parquet",
-        unsent,
+        broken_now.name,
     }

@@ -1,6 +1,7 @@
 """Training and retraining without a command line; data sets from runs."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pipelines.run.launch import (
     newest_data,
     promoted,
     retrain,
+    run_datasets,
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
@@ -188,6 +190,12 @@ def test_a_data_folder_is_read_again_for_each_run(tmp_path: Path) -> None:
     assert json.loads((place / "manifest.json").read_bytes())["rows"] == 85
     assert dataset_of(home, str(place)) == place, "a checked data set is taken as it is"
     assert dataset_of(home, newest_data(home)) == run.artifacts("ingest-events") / "dataset"
+    for half in (
+        ".part",
+        ".old",
+    ):  # as a reader finds it that comes while another process replaces the folder
+        shutil.copytree(place, place.with_name(place.name + half))
+    assert run_datasets(home) == [run.artifacts("ingest-events") / "dataset", place]
 
 
 def test_data_that_are_only_read_need_no_cut_and_have_the_limit_of_their_training(tmp_path: Path) -> None:
