@@ -9,10 +9,12 @@ partition. So the archive shows which events a user's row of some version held i
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,6 +30,8 @@ ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
 BASE = "base.parquet"
 EVENTS = "events"  # the archive's folder in the offline store
 READ_ATTEMPTS = 5
+BATCH_EVENTS = 500_000  # in memory while rows are made: 600 MiB
+Read = TypeVar("Read")
 
 
 class ArchiveDamaged(ValueError):
@@ -73,12 +77,7 @@ def read_archive(
     if event_type is not None:
         of_type = pc.field("event_type") == event_type
         chosen = of_type if chosen is None else chosen & of_type
-    for _ in range(READ_ATTEMPTS - 1):
-        with contextlib.suppress(FileNotFoundError):  # the stream merged segments meanwhile
-            tables = _read_segments(archive, chosen)
-            break
-    else:
-        tables = _read_segments(archive, chosen)
+    tables = _again_if_merged(lambda: _read_segments(archive, chosen))
     if not tables:
         return ARCHIVE_SCHEMA.empty_table()
     events = pa.concat_tables(tables)
@@ -86,6 +85,39 @@ def read_archive(
     first = pa.table({"event_id": events["event_id"], "row": np.arange(len(events))})
     kept = first.group_by("event_id", use_threads=False).aggregate([("row", "min")])["row_min"]
     return events if len(kept) == len(events) else events.take(kept)
+
+
+def archived_rows(
+    archive: Path, users: Collection[str] | None = None, most: int = BATCH_EVENTS
+) -> Iterator[tuple[str, UserEvents]]:
+    """Yield the rows of all users, or of some, from about `most` events at a time."""
+    counts = _again_if_merged(lambda: _events_of_users(archive))
+    batch: list[str] = []
+    left = most
+    for user in counts if users is None else counts.keys() & users:
+        if batch and counts[user] > left:
+            yield from rows_of(read_archive(archive, batch))
+            batch, left = [], most
+        batch.append(user)
+        left -= counts[user]
+    if batch:
+        yield from rows_of(read_archive(archive, batch))
+
+
+def _events_of_users(archive: Path) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for file in archive.glob("*.parquet"):
+        for pair in _read(file, columns=["user_id"])["user_id"].value_counts().to_pylist():
+            counts[pair["values"]] += pair["counts"]
+    return counts
+
+
+def _again_if_merged(read: Callable[[], Read]) -> Read:
+    """Return what reading all segments gives, and read again if the stream merged some meanwhile."""
+    for _ in range(READ_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def _read_segments(archive: Path, chosen: pc.Expression | None) -> list[pa.Table]:
@@ -99,6 +131,8 @@ def _read(file: Path, **options: Any) -> pa.Table:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ESTALE:  # another node deleted it
+            raise FileNotFoundError(file) from error
         raise ArchiveDamaged(
             f"{file} cannot be read ({type(error).__name__}): restore it from a backup; without one, move it "
             "away, and its events are lost"

@@ -38,6 +38,7 @@ from feature_repo.aggregates import BATCH, UserEvents, fold, no_events
 from feature_repo.atomic_files import write_file
 from feature_repo.stream.archive import (
     EVENTS,
+    archived_rows,
     last_events,
     merge_segments,
     read_archive,
@@ -347,7 +348,7 @@ class Stream:
         self._settle()
         self._rows.reopen()
         users = None if partitions is None else streamed_users(self._archive, partitions)
-        made, count = rows_of(read_archive(self._archive, users)), 0
+        made, count = archived_rows(self._archive, users), 0
         while rows := dict(islice(made, 500)):
             stored = self._known(rows)
             self._put({user: fold(row, stored[user]) for user, row in rows.items()})

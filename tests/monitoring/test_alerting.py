@@ -160,6 +160,7 @@ BREAKER = f'reco_breaker_open{{{JOB},dependency="online_store"}}'
 JOB_FAILED = 'kube_job_failed{condition="true",job_name="release-42-1"'
 GUARD = '{namespace="checkout",cronjob="release-guard"}'
 RESTARTS = 'kube_pod_container_status_restarts_total{container="kserve-container",namespace'
+LIVE_RESTARTS = 'kube_pod_container_status_restarts_total{namespace="checkout",container="reco",pod="stream"}'
 REJECTED = f'reco_rejected_total{{{JOB},reason="caller"}}'
 QUIET = {
     f"up{{{JOB}}}": "1x300",
@@ -280,6 +281,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "breaker": ({BREAKER: "1x300"}, {"DependencySkipped"}),
     "deaths": ({f"reco_process_deaths_total{{{JOB}}}": "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
     "restarts": ({f'{RESTARTS}="checkout",pod="a"}}': "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
+    "restarts of the stream": ({LIVE_RESTARTS: "0x250 1x10 2x10 3x30"}, {"ProcessesDie"}),
     "log": ({f'reco_log_records_total{{{JOB},outcome="dropped"}}': "0+9x300"}, {"LogLoses"}),
     "lag": (
         {

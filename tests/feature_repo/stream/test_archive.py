@@ -1,5 +1,6 @@
 """Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
+import errno
 import os
 import tracemalloc
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from feature_repo.stream.archive import (
     ARCHIVE_SCHEMA,
     BASE,
     ArchiveDamaged,
+    archived_rows,
     last_events,
     lines_of,
     merge_segments,
@@ -222,6 +224,37 @@ def test_segments_merged_during_a_read_are_read_again(
     monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", slow)
     assert ids(read_archive(tmp_path)) == ["e0", "e1", "e2"]
     assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_rows_are_those_of_the_whole_archive_however_few_events_are_read_at_a_time(
+    tmp_path: Path, most: int
+) -> None:
+    users = ["ann", "bob", "cid", "ann", "bob", "ann"]
+    write_segment(tmp_path, table(*[{"user_id": user} for user in users]), BASE)
+    write_segment(tmp_path, table({"event_id": "new", "user_id": "bob", "version": 1}), "0.parquet")
+    whole = dict(rows_of(read_archive(tmp_path)))
+    assert whole.keys() == {"ann", "bob", "cid"}
+    found = list(archived_rows(tmp_path, most=most))
+    assert len(found) == 3
+    assert all(pack(row) == pack(whole[user]) for user, row in found)
+    some = dict(archived_rows(tmp_path, {"bob", "unknown"}, most))
+    assert {user: pack(row) for user, row in some.items()} == {"bob": pack(whole["bob"])}
+
+
+def test_a_segment_that_another_node_deleted_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_segment(tmp_path, table({"event_id": "e0"}), BASE)
+    read, faults = pq.read_table, [errno.ESTALE, errno.ESTALE]
+
+    def stale(file: Path, **options: Any) -> pa.Table:
+        if faults:
+            raise OSError(faults.pop(), "Stale file handle", str(file))
+        return read(file, **options)
+
+    monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", stale)
+    assert ids(read_archive(tmp_path)) == ["e0"]
 
 
 def test_an_event_twice_in_one_segment_counts_once(tmp_path: Path) -> None:
