@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
+import re
 import subprocess
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +34,25 @@ def machine_state() -> dict[str, Any]:
     """Return the time, the load average, and the seconds that other guests took from all cores since boot."""
     steal_s = getattr(psutil.cpu_times(), "steal", 0.0)  # only Linux counts it
     return {"at": time.time(), "load_average": os.getloadavg(), "steal_s": steal_s}
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders of our control groups (v2), the own one first; `root` is of the file system."""
+    with contextlib.suppress(OSError):  # only Linux has them
+        for path in re.findall(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE):
+            own = root / "sys/fs/cgroup" / path
+            yield from (own, *own.parents)
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Return how many processors this process may use: a pod may use fewer than its node has."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only Linux has it
+    allowed = [float(len(affinity(0)) if affinity else os.cpu_count() or 1)]
+    for group in control_groups(root):
+        with contextlib.suppress(OSError, ValueError):  # no limit: the file is absent, or holds "max"
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            allowed.append(quota / period)
+    return max(1, math.ceil(min(allowed)))
 
 
 def processor() -> str:

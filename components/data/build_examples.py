@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ import pandas as pd
 from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
+from components.measurement import cores
 from components.parameters import read_params
 from components.progress import with_progress
 from feature_repo.aggregates import DAY_S, IMPRESSION, PURCHASE, UserEvents, hash_ids, latest, no_events
@@ -212,7 +212,7 @@ def build_examples(
     with ExitStack() as stack:
         run: Callable[..., Iterator[Any]] = map
         if len(seen.at) > SMALL:
-            workers = min(os.cpu_count() or 1, SHARES)
+            workers = min(cores(), SHARES)
             pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
             run = stack.enter_context(pool).map
         write = partial(_write_window, windows, bases, seen, items, vocabulary)

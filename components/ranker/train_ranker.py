@@ -22,6 +22,7 @@ from components.data.examples import (
     read_training_lists,
 )
 from components.hyper_parameters import RANKERS, RankerParams, ranker_class, read_ranker_params, reads
+from components.measurement import cores
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
@@ -78,7 +79,7 @@ def train_ranker(
     ranker = kind(shape, **settings.size)
     curve: list[dict[str, float]] = []
     if isinstance(ranker, GradientBoosting):
-        ranker.fit(data, settings.seed, os.cpu_count() or 1)
+        ranker.fit(data, settings.seed, int(os.environ.get("OMP_NUM_THREADS", 0)) or cores())
     else:
         if isinstance(ranker, GraphRanker):
             ranker.set_graph(*read_graph(examples))

@@ -34,6 +34,7 @@ from components.evaluation.evaluate_bundle import prepared_tasks, serve, window_
 from components.evaluation.metrics import METRICS, Bootstrap, Tally
 from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
+from components.measurement import control_groups
 from components.release.gate import HEADLINE
 from components.release.served_latency import served_latency
 from feature_repo.errors import UNREACHABLE, RecoError
@@ -78,15 +79,11 @@ def free_memory(root: Path = Path("/")) -> int:
         root: of the file system.
     """
     free = [psutil.virtual_memory().available]
-    for path in re.findall(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text(), re.MULTILINE):
-        own = root / "sys/fs/cgroup" / path
-        for group in (own, *own.parents):
-            with suppress(OSError, ValueError):  # no limit: the file is absent, or holds "max"
-                limit = int((group / "memory.max").read_text())
-                cached = re.findall(
-                    r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
-                )
-                free.append(limit - int((group / "memory.current").read_text()) + sum(map(int, cached)))
+    for group in control_groups(root):
+        with suppress(OSError, ValueError):  # no limit: the file is absent, or holds "max"
+            limit = int((group / "memory.max").read_text())
+            cached = re.findall(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            free.append(limit - int((group / "memory.current").read_text()) + sum(map(int, cached)))
     return min(free)
 
 

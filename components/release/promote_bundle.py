@@ -488,7 +488,7 @@ def _comparable(
         return None
     path = _fetch(registry, home, _promoted(registry, before))
     cuts = [str(read_manifest(one)["cut"]) for one in (path, challenger)]
-    if cuts[0] > cuts[1]:
+    if datetime.fromisoformat(cuts[0]) > datetime.fromisoformat(cuts[1]):
         raise NothingToCompare(
             f"the champion was trained until {cuts[0]} and has seen the weeks after {cuts[1]} that the "
             f"challenger is tested on: train the challenger until {cuts[0]} or later"

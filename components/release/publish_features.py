@@ -8,6 +8,7 @@ renamed, in Redis each row is replaced at once and the rows of users that are go
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -26,13 +27,15 @@ import redis
 
 from components.data.feast_store import feature_store, quiet_feast, reachable, redis_settings
 from components.data.materialize_features import write_view
-from components.home import write_json
+from components.home import Conflict, write_json
 from components.privacy.erased_files import erase_rows
 from components.privacy.erased_stores import erase_row
 from feature_repo.atomic_files import replaced
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
 from feature_repo.stream.erasure import Forgotten, stamp
+from serving.errors import NoChampion
+from serving.release.champion import read_champion
 from serving.stores.online_features import JOIN_KEY, PROJECT
 
 log = logging.getLogger(__name__)
@@ -62,9 +65,11 @@ def publish_features(
     Raises:
         ValueError: the features hold no user as of the cut, or the URL is not one of Redis.
         ConnectionError: Redis cannot be reached.
+        Conflict: another bundle is champion, and the stores hold its features, of a later cut.
     """
     if online_store:
         redis_settings(online_store)  # a URL that cannot work fails before the work
+    _refuse_if_superseded(Path(home), cut, str(promoted["bundle_id"]))
     begin = datetime.fromtimestamp(pd.Timestamp(cut).timestamp(), UTC)
     tables = {view: pq.read_table(features / view / "snapshots.parquet") for view in KEYS}
     # An offline store also holds the rows as of its end, which are made again.
@@ -144,6 +149,21 @@ def _erase(root: Path, until: Mapping[str, int], redis_url: str) -> None:
         for file in (offline_store / EVENTS / BASE, offline_store / USER_VIEW / "snapshots.parquet"):
             erase_rows(file, user, end)
         erase_row(redis_url or f"sqlite:///{root / 'online_store.db'}", user, end)
+
+
+def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
+    """Let no late repetition of a run replace what the run of another champion has published since."""
+    note = home / "online_store.json"
+    held = str(json.loads(note.read_bytes())["cut"]) if note.is_file() else cut
+    try:
+        champion = read_champion(home).bundle_id
+    except NoChampion:
+        return
+    if champion != bundle_id and pd.Timestamp(held) > pd.Timestamp(cut):
+        raise Conflict(
+            f"the stores hold features until {held}, and bundle {champion} is champion: those of bundle "
+            f"{bundle_id}, until {cut}, replace nothing"
+        )
 
 
 def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str = "") -> None:

@@ -24,6 +24,7 @@ from feature_repo.statistics import read_statistics, read_vocabulary
 log = logging.getLogger(__name__)
 
 CARDINALITY = ("type", "category", "department")
+LEAST_STEPS = 100  # a small shop's few baskets are passed more often than asked, until so many steps are done
 
 
 def train_retriever(
@@ -50,18 +51,16 @@ def train_retriever(
     model = TwoTower(table, cardinality, settings.dim, settings.hidden)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     baskets = len(data.basket)
-    steps = max(1, math.ceil(baskets / settings.batch_size)) * settings.epochs
-    rise = 0.1 if steps != 10 else 0.2  # a tenth of ten steps would be no step, and PyTorch divides by it
+    batches = max(1, math.ceil(baskets / settings.batch_size))
+    epochs = max(settings.epochs, math.ceil(LEAST_STEPS / batches))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=steps, pct_start=rise
+        optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.1
     )
     began = time.perf_counter()
     curve: list[dict[str, float]] = []
-    for epoch in range(settings.epochs):
+    for epoch in range(epochs):
         losses = []
-        for rows in np.array_split(
-            rng.permutation(baskets), max(1, math.ceil(baskets / settings.batch_size))
-        ):
+        for rows in np.array_split(rng.permutation(baskets), batches):
             loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
             optimizer.zero_grad()
             loss.backward()
@@ -70,11 +69,11 @@ def train_retriever(
             losses.append(loss.item())
         curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
         took = time.perf_counter() - began
-        left = took / (epoch + 1) * (settings.epochs - epoch - 1)
+        left = took / (epoch + 1) * (epochs - epoch - 1)
         log.info(
             "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
             epoch + 1,
-            settings.epochs,
+            epochs,
             curve[-1]["loss"],
             took,
             left,

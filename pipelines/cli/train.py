@@ -194,7 +194,7 @@ def submit(
     """Run the training pipeline on Kubeflow Pipelines."""
     from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
     from pipelines.run.graph import read_spec
-    from pipelines.run.launch import check_online_store
+    from pipelines.run.launch import check_online_store, check_train_until
     from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
     from pipelines.training import arguments_of, training_of
 
@@ -211,6 +211,7 @@ def submit(
     given = parse_params(params)
     size: Size = "fast" if fast else "full"
     check_hyper_parameters(given)
+    check_train_until(train_until)
     given = arguments_of(size, given)
     given |= {"data": data, "train_until": train_until, "model_name": model_name}
     given |= {"home": state, "tracking_uri": tracking_uri}

@@ -1,13 +1,14 @@
 """A result names the machine, software and commit it was measured with."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from components import measurement
-from components.measurement import measured_on
+from components.measurement import cores, measured_on
 
 
 @pytest.mark.slow
@@ -34,3 +35,17 @@ def test_a_measurement_names_its_machine_and_software() -> None:
     assert origin["machine"]["cpu"]
     assert origin["software"]["numpy"]
     json.dumps(origin)
+
+
+def test_the_cores_are_those_of_the_tightest_control_group(tmp_path: Path) -> None:
+    """A pod with two processors on a node with 64 starts no 64 processes."""
+    assert cores(tmp_path) == len(os.sched_getaffinity(0)), "no control group"
+    place = tmp_path / "sys/fs/cgroup/pods/one"
+    place.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pods/one\n")
+    (place / "cpu.max").write_text("max 100000\n")
+    (place.parent / "cpu.max").write_text("50000 100000\n")
+    assert cores(tmp_path) == 1
+    (place.parent / "cpu.max").write_text("6400000 100000\n")
+    assert cores(tmp_path) == len(os.sched_getaffinity(0))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -22,6 +23,7 @@ import redis
 from components.data.feast_store import feature_store, quiet_feast
 from components.data.fit_statistics import fit_statistics
 from components.data.materialize_features import materialize_features
+from components.home import Conflict
 from components.privacy.forget_user import forget_user
 from components.release import publish_features as module
 from components.release.publish_features import publish_features
@@ -31,6 +33,7 @@ from feature_repo.queries import User
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
+from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
 from tests.chaos.procs import eventually, valkey_server
@@ -159,6 +162,23 @@ class TestSqlite:
         assert {path.name for path in home.iterdir()} == {
             "offline_store", "registry.db", "online_store.db", "online_store.json",
         }  # fmt: skip
+
+    def test_a_run_that_is_resumed_late_replaces_nothing_of_a_later_champion(
+        self, home: Path, tmp_path: Path, features: Path
+    ) -> None:
+        copy = tmp_path / "home"
+        shutil.copytree(home, copy)
+        note = json.loads((copy / "online_store.json").read_bytes())
+        (copy / "online_store.json").write_text(json.dumps(note | {"cut": iso(LATER), "bundle_id": "newer"}))
+        write_champion(copy, Champion("newer", "8", "m", "bundles/newer", iso(LATER), iso(LATER)))
+        before = (copy / "registry.db").read_bytes()
+        with pytest.raises(Conflict, match=r"newer is champion: those of bundle abc.* replace nothing"):
+            publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
+        assert (copy / "registry.db").read_bytes() == before
+        # After a rollback the older bundle is champion, and its run may fill the stores again.
+        write_champion(copy, Champion("abc", "7", "m", "bundles/abc", iso(CUT), iso(LATER)))
+        publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
+        assert json.loads((copy / "online_store.json").read_bytes())["cut"] == iso(CUT)
 
     def test_the_note_names_the_contents_of_the_store(self, home: Path) -> None:
         note = json.loads((home / "online_store.json").read_text())
