@@ -335,6 +335,8 @@ def _timestamp(text: str) -> float:
 
 # Of the request that this task answers: lines of the log carry it.
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
+# When it arrived, of perf_counter: KServe's routes pass headers alone.
+ARRIVED_AT: ContextVar[float | None] = ContextVar("arrived_at", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,12 +362,13 @@ def read_call(headers: Mapping[str, str], route: str, limit_s: float, arrived: f
         headers: names in lower case; all but HEADERS are ignored.
         route: the path or the protocol.
         limit_s: the server's own deadline; a header may shorten it.
-        arrived: perf_counter; None: now.
+        arrived: perf_counter; None: ARRIVED_AT, or now.
 
     Raises:
         InvalidRequest: naming the header and the expected value, never the given one.
     """
-    arrived = time.perf_counter() if arrived is None else arrived
+    if arrived is None and (arrived := ARRIVED_AT.get()) is None:
+        arrived = time.perf_counter()
     request_id, traceparent = headers.get("x-request-id"), headers.get("traceparent")
     TRACEPARENT.set(traceparent)
     return Call(

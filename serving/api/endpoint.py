@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -82,7 +83,7 @@ class Endpoint(ModelServer):
         self, settings: Settings, http_socket: socket.socket, freeze: Callable[[], None] = gc.freeze
     ) -> None:
         logging.getLogger("kserve").addHandler(logging.NullHandler())  # else KServe configures its own
-        super().__init__(workers=1, enable_latency_logging=False, grace_period=int(settings.grace_s))
+        super().__init__(workers=1, enable_latency_logging=False, grace_period=math.ceil(settings.grace_s))
         self.dataplane = _DataPlane(model_registry=self.registered_models)
         self._settings = settings
         self._http_socket = http_socket

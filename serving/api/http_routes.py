@@ -22,7 +22,16 @@ from serving.api.problems import MEDIA_TYPE, problem
 from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest, NotJson, Overloaded
 from serving.metrics import count_fault, count_rejected
-from serving.schemas import HEADERS, Call, Instances, RequestBody, check_json, read_body, read_call
+from serving.schemas import (
+    ARRIVED_AT,
+    HEADERS,
+    Call,
+    Instances,
+    RequestBody,
+    check_json,
+    read_body,
+    read_call,
+)
 from serving.settings import Settings
 
 RECOMMENDATIONS = "/v1/recommendations"
@@ -164,6 +173,7 @@ class Limits:
             raise
         else:
             if route is None:
+                ARRIVED_AT.set(scope.get(ARRIVED))
                 await self._app(_as_json(scope), _replay(body, receive), send)
             else:
                 await _answer(send, 200, answer, _JSON)

@@ -346,6 +346,7 @@ async def _refuse_head(
 ) -> None:
     """Answer as an ASGI application, in the place of the one that would read these headers."""
     count_rejected(reason)
+    scope[UNREAD] = True  # its body may still arrive: a connection that is closed at once loses the answer
     await refuse(send, status, detail, (b"connection", b"close"))
 
 

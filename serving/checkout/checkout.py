@@ -181,8 +181,11 @@ class Checkout:
         """Let other requests begin before a later one of the same body, which then has its full deadline."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
-        if (entry := self._entrance.enter(urgent=True)) is not None:
-            await entry
+        urgent = turn.call.priority == PRIORITIES[0]
+        if (entry := self._entrance.enter(urgent)) is not None:
+            with contextlib.suppress(TimeoutError):  # `prepare` refuses a prefetch that is late
+                async with _until(math.inf if urgent else arrived + prefetch_waits_s(turn.call)):
+                    await entry
         turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
 

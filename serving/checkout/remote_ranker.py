@@ -123,8 +123,6 @@ class RemoteRanker:
         scores = await self._call(bundle_id, dense, categorical, deadline)
         if len(works) == 1:
             return [scores]
-        if len(scores) != len(dense):
-            raise ValueError(f"{self._target} gave {len(scores)} scores for {len(dense)} rows")
         return np.split(scores, np.cumsum([len(rows) for rows, _ in works])[:-1])
 
     async def _call(
@@ -139,6 +137,8 @@ class RemoteRanker:
             )
             response = await infer(request, timeout=timeout_s)
             scores = read_scores(response)
+            if scores.shape != (len(dense),):
+                raise RankerUnavailable(f"{self._target} gave {scores.size} scores for {len(dense)} rows")
         except grpc.aio.AioRpcError as error:
             raise self._failure(error, timeout_s) from error
         except RankerUnavailable as error:
@@ -257,15 +257,16 @@ def read_scores(response: ModelInferResponse) -> np.ndarray:
     """Return the output `score`, (n,) float32, from either of the two forms the protocol has.
 
     Raises:
-        RankerUnavailable: there is no such output.
+        RankerUnavailable: there is no such output, or it cannot be read.
     """
     for number, output in enumerate(response.outputs):
         if output.name == "score" and output.datatype == "FP32":
-            if response.raw_output_contents:
-                scores = np.frombuffer(response.raw_output_contents[number], "<f4")
-            else:
-                scores = np.array(output.contents.fp32_contents, np.float32)
-            return scores
+            if not response.raw_output_contents:
+                return np.array(output.contents.fp32_contents, np.float32)
+            try:
+                return np.frombuffer(response.raw_output_contents[number], "<f4")
+            except (IndexError, ValueError) as error:
+                raise RankerUnavailable(f"the ranker's scores cannot be read: {error}") from error
     raise RankerUnavailable("the ranker's answer holds no output `score` of FP32")
 
 

@@ -375,6 +375,8 @@ def best_of(
         worth = worth.copy()
         worth[others[0]] = -1.0  # they take no place among the best
     places = best(worth, most)
+    if len(pinned):
+        places = places[worth[places] >= 0]  # of few candidates all are among the best
     if reserved.any():
         others += _of_kinds(query, candidates.codes, worth, places, reserved)
     if len(rarity) and len(novel):

@@ -67,7 +67,10 @@ class Freshness:
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
-            self._look()
+            try:
+                self._look()
+            except Exception:  # noqa: BLE001 - the thread must go on: without it no answer is ever stale, or all are
+                _log.exception("the heartbeat could not be looked at")
 
     def _look(self) -> None:
         assert self._store is not None

@@ -18,7 +18,7 @@ from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TAS
 from serving.api.problems import problem
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import InvalidRequest, Overloaded
-from serving.schemas import MAX_INSTANCES
+from serving.schemas import MAX_INSTANCES, read_call
 from serving.settings import Settings
 from serving.stores.online_features import open_store
 
@@ -339,3 +339,22 @@ def test_v1_answers_match_the_kserve_route_byte_for_byte(
     assert dict(short.headers)["content-type"] == dict(long.headers)["content-type"]
     assert TIMES.sub(b"", short.content) == TIMES.sub(b"", long.content)
     assert set(dict(short.headers)) == set(dict(long.headers))
+
+
+def test_a_request_to_kserve_s_routes_counts_from_its_arrival() -> None:
+    """KServe gives a model the headers alone, and a burst waits long before one of its requests is parsed."""
+    arrived, seen = time.perf_counter() - 5.0, list[float]()
+
+    async def v2(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(read_call({}, "V2", 1.0).arrived)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def take(message: Any) -> None:
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": "/v2/x", "headers": [], ARRIVED: arrived}
+    asyncio.run(Limits(v2, SETTINGS)(scope, receive, take))
+    assert seen == [arrived]
+    assert read_call({}, "gRPC", 1.0).arrived > arrived + 5.0, "another task has none"

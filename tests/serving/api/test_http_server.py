@@ -18,13 +18,14 @@ from prometheus_client import REGISTRY
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from serving.api.http_routes import Limits
+from serving.api.http_routes import UNREAD, Limits
 from serving.api.http_server import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     NO_FILES_S,
     SPARE_FILES,
     Waits,
+    _refuse_head,
     http_server,
     room_for,
 )
@@ -657,3 +658,19 @@ def test_a_low_limit_of_open_files_is_raised_to_the_hard_limit(limits: dict[str,
 def test_without_a_file_limit_all_connections_fit(limits: dict[str, tuple[int, int]]) -> None:
     limits["files"] = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert room_for(100_000) == 100_000
+
+
+def test_a_refused_head_leaves_the_rest_of_its_body_to_be_discarded() -> None:
+    """A connection that is closed while a body comes is reset, and its client never reads the refusal."""
+    scope: dict[str, Any] = {}
+    sent: list[Any] = []
+
+    async def take(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    asyncio.run(_refuse_head(400, "host", "one Host header is expected", scope, receive, take))
+    assert sent[0]["status"] == 400
+    assert scope[UNREAD] is True

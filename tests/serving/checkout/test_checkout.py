@@ -72,6 +72,30 @@ def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: R
     assert begun_when_answered[0] < 100, "none waits for the first steps of all"
 
 
+@pytest.mark.parametrize("priority", ["checkout", "prefetch"])
+def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender, priority: str) -> None:
+    """Later prefetches of one body would stand in the queue of the shoppers who pay."""
+    asked: list[bool] = []
+
+    class Entrance:
+        def enter(self, urgent: bool) -> asyncio.Future[None] | None:
+            asked.append(urgent)
+            return asyncio.get_running_loop().create_future() if len(asked) > 1 and not urgent else None
+
+    async def run() -> float:
+        checkout = Checkout(recommender, 10.0)
+        checkout._entrance = Entrance()  # type: ignore[assignment]
+        now = time.perf_counter()
+        of_body = Call(now, now + 0.05, "b", priority=priority)
+        turn = Turn(REQUEST, of_body, recommender, now)
+        await checkout.wait_turn(turn)
+        await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
+        return turn.call.deadline - turn.call.arrived
+
+    assert asyncio.run(run()) == pytest.approx(0.05)
+    assert asked == [priority == "checkout"] * 2
+
+
 @pytest.mark.parametrize(
     ("queue", "each_s"), [(3, 0.06), (300, 2 * SLICE_S)], ids=["has waited too long", "would have to"]
 )

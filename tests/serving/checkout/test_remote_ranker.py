@@ -110,6 +110,7 @@ class Ranker:
     wait_s: float = 0.0
     ready: bool = True
     refuses: bool = False
+    cut: int = 0  # bytes that are missing at the end of the scores
     _server: Any = None
 
     @property
@@ -135,7 +136,7 @@ class Ranker:
             response = pb.ModelInferResponse(model_name=request.model_name)
             output = response.outputs.add(name="score", datatype="FP32", shape=[rows])
             if self.raw:
-                response.raw_output_contents.append(scores.tobytes())
+                response.raw_output_contents.append(scores.tobytes()[: 4 * rows - self.cut])
             else:
                 output.contents.fp32_contents.extend(scores.tolist())
             if self.bundle_id is not None:
@@ -199,6 +200,24 @@ def answered(elsewhere: Ranker, model: str = "", tls: Tls = NO_TLS) -> list[floa
             return scores.tolist()
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("cut", "says"), [(3, "cannot be read"), (4, "gave .* scores for")])
+def test_scores_that_are_not_one_a_row_are_the_ranker_s_fault(
+    recommender: Recommender, cut: int, says: str
+) -> None:
+    """Not that of the rows: the circuit breaker learns of it, and no row is asked again alone."""
+
+    async def run() -> None:
+        async with ranking(Ranker(recommender, cut=cut)) as (elsewhere, ranker):
+            for _ in range(FAILURES):
+                with pytest.raises(RankerUnavailable, match=says):
+                    await ranker.rank(turn(recommender))
+            with pytest.raises(RankerUnavailable, match="failed repeatedly"):
+                await ranker.rank(turn(recommender))
+            assert elsewhere.asked == FAILURES
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -99,6 +99,16 @@ def test_a_complete_list_with_items_removed_is_no_longer_complete(query: Query) 
     assert not ranked.without(codes[:36]).suffices(10)
 
 
+def test_a_pinned_item_is_not_among_the_best_of_few_candidates(query: Query) -> None:
+    """Exploration draws from the best, and a pin stands in its slot or not at all."""
+    codes, scores = np.arange(100, 108), np.linspace(1, 0.1, 8, dtype=np.float32)
+    ranked = best_of(query, Candidates(codes, np.full(8, 4, np.int8)), scores, pinned=np.array([101]))
+    assert ranked.best == 7
+    assert 101 not in ranked.codes[: ranked.best]
+    assert 101 in ranked.codes
+    assert ranked.whole
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 10), st.integers(0, 30))
 def test_the_shown_list_is_the_one_computed_from_all_candidates(seed: int, k: int, gone: int) -> None:

@@ -16,6 +16,7 @@ from serving.schemas import Request
 from serving.stores import freshness as module
 from serving.stores.freshness import Freshness, beat_at
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.chaos.procs import eventually
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,26 @@ def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(
     found._beat_at = time.time() - 61
     time.sleep(0.1)
     assert found.reason == "stale_features"
+    found.close()
+
+
+def test_an_error_of_ours_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else answers would stay fresh with a dead stream, or stale with one that is back."""
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    store = MemoryStore()
+    beat(store, 100.0)
+    found, read, faults = Freshness(store, 60.0), store.read, list(range(3))
+
+    def failing(user_id: str, deadline: float = math.inf) -> UserRow | None:
+        if faults:
+            faults.pop()
+            raise RuntimeError("can't start new thread")
+        return read(user_id, deadline)
+
+    monkeypatch.setattr(store, "read", failing)
+    beat(store, 0.0)
+    eventually(lambda: found.reason is None)
+    assert not faults
     found.close()
 
 
