@@ -186,6 +186,11 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
         pairs = (_headline(tally) for tally in (tallies["served"], champions))
         interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
         measured["champion"] = {**_means(champions), "interval": interval}
+        start = pd.Timestamp(bundle.manifest["cut"])
+        both = {"challenger": bundle, "champion": theirs}
+        measured["known"] = {
+            name: known_share(one.statistics, purchases, start) for name, one in both.items()
+        }
     measured["latency"] = served_latency(bundle, theirs, asked)
     return measured
 
@@ -225,6 +230,13 @@ def sample_tasks(bundle: Bundle, purchases: Purchases, most: int) -> tuple[list[
     rng = np.random.default_rng(int(hashlib.sha256(bundle.bundle_id.encode()).hexdigest()[:15], 16))
     chosen = np.sort(rng.permutation(len(every))[:most])
     return [every[row] for row in chosen.tolist()], len(every)
+
+
+def known_share(statistics: Statistics, purchases: Purchases, start: pd.Timestamp) -> float:
+    """Return the share of the lines bought in the test weeks whose item is in a catalogue."""
+    begin, end = window_s(start)
+    bought = purchases.item[(purchases.at >= begin) & (purchases.at < end)]
+    return float(np.isin(purchases.item_ids, np.asarray(statistics.item_ids))[bought].mean())
 
 
 def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:

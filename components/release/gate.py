@@ -115,6 +115,10 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
     reason = f"{params.p99_over_champion:g} x the champion's {theirs or 0:.3f} ms on the same requests"
     if params.p99_over_champion:
         checks.append(Check("p99_ms against champion", p99, allowed, reason, at_most=True))
+    knows, theirs = (_metric(measured.get("known"), name) for name in ("challenger", "champion"))
+    need = math.inf if theirs is None else params.catalogue_of_champion * theirs
+    reason = f"share of the items sold in the test weeks that it knows; the champion knows {theirs or 0:.4f}"
+    checks.append(Check("catalogue against champion", knows, need, reason))
     return checks
 
 

@@ -95,6 +95,7 @@ def as_planned(challenger: Path, champion: Path | None, dataset: Path, sample: i
         measured["champion"] = {n: value for n, value in theirs["served"].items() if n != "interval"}
         measured["latency"] |= {"champion": {"p99_ms": theirs.get("p99_ms", 2.0)}}
         measured["latency"]["added_ms"] = plan.get("added_ms", 0.0)
+        measured["known"] = {"challenger": 1.0, "champion": 1.0}
     return measured
 
 

@@ -30,6 +30,7 @@ def measured(
     }
     if champion is not None:
         found["champion"] = {"ndcg_at_10": champion}
+        found["known"] = {"challenger": 0.9, "champion": 0.94}
         found["latency"] |= {"champion": {"p99_ms": p99_ms[1]}, "added_ms": added_ms}
     return found | fields
 
@@ -117,6 +118,18 @@ def test_a_refusal_says_whether_it_may_be_chance(interval: list[float | None], s
     found["champion"]["interval"] = interval
     with pytest.raises(GateFailed, match=re.escape(f"on the same baskets{says}; bundle not promoted")):
         enforce(compare(found))
+
+
+def test_a_challenger_that_forgot_a_part_of_the_catalogue_is_refused() -> None:
+    """Its test baskets hold the items that it knows: NDCG@10 is as good as before."""
+    for known, passes in (
+        ({"challenger": 0.9, "champion": 0.94}, True),
+        ({"challenger": 0.5, "champion": 0.94}, False),
+    ):
+        assert (failed(measured(champion=0.16, known=known)) == []) is passes
+    assert failed(measured(champion=0.16, known={})) == ["catalogue against champion"]
+    half = {"challenger": 0.5, "champion": 0.94}
+    assert failed(measured(champion=0.16, known=half), catalogue_of_champion=0.0) == []
 
 
 def test_a_latency_ratio_of_0_asks_for_nothing() -> None:
