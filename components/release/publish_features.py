@@ -152,7 +152,7 @@ def _erase(root: Path, until: Mapping[str, int], redis_url: str) -> None:
 
 
 def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
-    """Let no late repetition of a run replace what the run of another champion has published since."""
+    """Let no late repetition of a run replace the features that another champion's run published since."""
     note = home / "online_store.json"
     held = str(json.loads(note.read_bytes())["cut"]) if note.is_file() else cut
     try:

@@ -22,7 +22,7 @@ FIGURES = ROOT / "docs" / "figures"
 # Measured apart: 100 minutes of waiting for pages, an hour of tuning, and ten minutes of releases.
 BESIDE = ("alerts", "peers", "release")
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
-SLOWER = "slower"  # of the second machine: an extract of its results
+FASTER = "faster"  # of another machine: an extract of its results
 FULL = "full"  # of `reco run` and `reco run --full`, one after the other: an extract of their evaluations
 PUBLISHED = (*(bench.name for bench in PLAN), *BESIDE)
 
@@ -145,6 +145,7 @@ def headline() -> str:
             f"{ours['alone']['p50_ms']:.1f} / {ours['alone']['p99_ms']:.1f} ms",
         ),
         ("answers a second, one process, 99 % within 50 ms", f"{ours['capacity']['rate']:.0f}"),
+        ("these two on a faster machine of the same name", _faster_headline(measured(FASTER))),
         (
             f"served ranker against its {f'{teachers} teachers' if teachers > 1 else 'teacher'}",
             f"{whole['bytes'] / served['bytes']:.0f} x smaller, {faster:.0f} x faster",
@@ -163,6 +164,12 @@ def headline() -> str:
         ("load goals reached", f"{sum(goal['reached'] is True for goal in goals)} of {len(goals)}"),
     ]
     return table(("figure", "measured"), rows)
+
+
+def _faster_headline(found: Any) -> str:
+    goals = {goal["name"].partition(",")[0]: goal["measured"] for goal in found["load_goals"]}
+    p50, p99 = (goals[f"{name} over KServe REST"] for name in ("p50", "p99"))
+    return f"{p50:.1f} / {p99:.1f} ms; {goals['answers a second']:.0f}, at commit {found['commit']}"
 
 
 # --------------------------------------------------------------------------------- the page of figures
@@ -185,7 +192,7 @@ def figures_page() -> str:
         kept_answers(),
         drift(measured("drift")),
         drills(),
-        slower(measured(SLOWER)),
+        faster(measured(FASTER)),
     ]
     return (
         HEAD
@@ -627,22 +634,24 @@ def drift(found: Any) -> str:
     )
 
 
-def slower(found: Any) -> str:
-    """Return the goals of load and drills on another machine of the same name, and how much slower it is."""
+def faster(found: Any) -> str:
+    """Return the goals of load and drills of an earlier set on a faster machine of the same name."""
     reached = sum(goal["reached"] is True for goal in found["load_goals"])
     missed = [name for name, passed in found["drills"].items() if not passed]
-    every, usual = len(found["drills"]), measured("latency")["arms"]["in_process"]["ms"]["total"]["p50"]
-    (old, before), (new, after) = found["in_process_p50_ms"].items()
+    every, now = len(found["drills"]), measured("latency")["arms"]["in_process"]["ms"]["total"]["p50"]
+    there, here = found["in_process_p50_ms"], median(found["same_code_on_the_other_machine_p50_ms"])
     machine = f"{found['machine']['cores']} cores of another {found['machine']['cpu']}{busy_line(found)}"
     return (
-        "## On a slower machine\n\n"
-        f"`make figures` ran once more: commit {found['commit']}, bundle {found['bundle_id']}, {machine}.\n"
-        f"An answer in process takes {usual:.1f} ms above. There the same code, {old}, took\n"
-        f"{median(before):.1f} ms, and {new} {median(after):.1f} ms, in turns.\n"
-        f"{reached} of {len(found['load_goals'])} load goals and {every - len(missed)} of {every} drills are "
-        f"reached.\nMissed drills: {', '.join(map(code, missed))}.\n\n"
+        "## On a faster machine\n\n"
+        f"An earlier set: commit {found['commit']}, bundle {found['bundle_id']}, {machine}.\n"
+        f"An answer in process took {there:.1f} ms there, and takes {now:.1f} ms above. On a machine like\n"
+        f"the one above that older code took {here:.1f} ms. So the processor makes the difference, and its\n"
+        "name does not show it. Benches of load and drills were mended since then, so their other figures\n"
+        f"differ for that reason, too. {reached} of {len(found['load_goals'])} load goals and "
+        f"{every - len(missed)} of {every} drills\n"
+        f"were reached.\nMissed drills: {', '.join(map(code, missed))}.\n\n"
         + "\n".join(goal_table(found["load_goals"]))
-        + "\n\n`slower.json` has these numbers.\n"
+        + "\n\n`faster.json` has these numbers.\n"
     )
 
 
