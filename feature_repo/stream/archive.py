@@ -30,7 +30,7 @@ ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
 BASE = "base.parquet"
 EVENTS = "events"  # the archive's folder in the offline store
 READ_ATTEMPTS = 5
-BATCH_EVENTS = 500_000  # in memory while rows are made: 600 MiB
+BATCH_EVENTS = 200_000  # in memory while rows are made: about 1 KiB each
 Read = TypeVar("Read")
 
 
