@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def train_ranker(
     ranker = kind(shape, **settings.size)
     curve: list[dict[str, float]] = []
     if isinstance(ranker, GradientBoosting):
-        ranker.fit(data, settings.seed, int(os.environ.get("OMP_NUM_THREADS", 0)) or cores())
+        ranker.fit(data, settings.seed, min(torch.get_num_threads(), cores()))
     else:
         if isinstance(ranker, GraphRanker):
             ranker.set_graph(*read_graph(examples))
