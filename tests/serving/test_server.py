@@ -233,18 +233,6 @@ def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tm
 
 
 @pytest.mark.slow
-def test_a_bundle_with_a_flipped_byte_is_not_served(toy_bundle: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(toy_bundle, broken)
-    content = bytearray((broken / "ranker.onnx").read_bytes())
-    content[len(content) // 2] ^= 1
-    (broken / "ranker.onnx").write_bytes(content)
-    code, said = refused_start(broken, Settings(home=tmp_path, http_port=0, grpc_port=0))
-    assert code == 1
-    assert "ranker.onnx" in said
-
-
-@pytest.mark.slow
 def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0)
     code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", RECO_DEADLIN_MS="5")
