@@ -73,7 +73,7 @@ def archived(home: Path) -> dict[str, bytes]:
 
 
 def state(home: Path) -> dict[str, Any]:
-    """Return what a stream reports."""
+    """Return the report of a stream."""
     return dict(json.loads((home / "stream.json").read_bytes()))
 
 
