@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 # Before numpy: its thread pool reads this once. Two test workers on two cores leave one thread to each, and
 # single-threaded sums are the same on every machine.
@@ -33,7 +32,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from tests.chaos.procs import free_port, valkey_server
+from tests.chaos.procs import eventually, free_port, valkey_server
 
 # No assertion on wall time: the first call of a compiled loop takes seconds, and so may a busy machine.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -282,13 +281,16 @@ class Broker:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.02)
+        eventually(self._listens)
         create_topics(KafkaSettings(bootstrap=self.bootstrap))
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the broker ended with exit code {self.process.returncode}"
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            return True
+        return False
 
     def stop(self) -> None:
         if self.process:
@@ -301,9 +303,11 @@ class Broker:
 def broker() -> Iterator[Broker]:
     """A broker that runs and has the topics; a test may stop it and start it again on the same port."""
     broker = Broker(free_port())
-    broker.start()
-    yield broker
-    broker.stop()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
 
 
 TOY_EXAMPLES = {"windows": 2, "masks": 2}

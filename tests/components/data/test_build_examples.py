@@ -199,7 +199,9 @@ def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path
         tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), TOY_EXAMPLES
     )
     for part in ("ranker_train", "ranker_calibration", "retriever"):
-        for file in sorted((toy_line / "examples" / part).glob("*.npy")):
+        files = sorted((toy_line / "examples" / part).glob("*.npy"))
+        assert files
+        for file in files:
             assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
                 f"{part}/{file.name}"
             )

@@ -16,7 +16,7 @@ from tests.programs import run_python
 pytestmark = pytest.mark.slow
 MOST_S = 7_200.0
 COUNTS = {
-    "kill": int(os.environ.get("STORM_KILLS", "4")),
+    "kill": int(os.environ.get("STORM_KILLS", "2")),
     "compete": int(os.environ.get("STORM_ROUNDS", "2")),
 }
 

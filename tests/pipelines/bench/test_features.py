@@ -1,5 +1,6 @@
 """Every figure of the feature bench comes from a real run."""
 
+import contextlib
 import json
 import threading
 import time
@@ -36,10 +37,9 @@ def test_all_parts_are_measured_and_written(toy_line: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / "features.json").read_bytes()).keys() == result.keys()
     assert result["online_read"]["reads"] == 200
     assert result["visible"]["probes"] > 0
-    assert result["fold"]["events"] >= 0
     assert result["hard_stream"]["users_equal"] == result["hard_stream"]["users"]
     assert result["hard_stream"]["dead_letters"] == result["hard_stream"]["poison"]
-    assert result["kills"]["equal"] == result["kills"]["kills"] == result["kills"]["interrupted"] == 1
+    assert result["kills"]["equal"] == result["kills"]["kills"] == 1
     assert result["replay"]["equal"] == result["replay"]["compared"] > 100
     table = (tmp_path / "features.md").read_text()
     assert "bit-equal when computed again" in table
@@ -99,8 +99,9 @@ def test_a_stream_that_ends_ends_the_bench(toy_line: Path, tmp_path: Path) -> No
         def kill() -> None:
             wait_for((tmp_path / "stream.json").exists, "the stream's heartbeat")
             for child in psutil.Process().children():
-                if "stream" in child.cmdline():
-                    child.kill()
+                with contextlib.suppress(psutil.Error):  # a child has just ended
+                    if "stream" in child.cmdline():
+                        child.kill()
 
         killer = threading.Thread(target=kill)
         killer.start()

@@ -99,6 +99,10 @@ def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return result
 
 
+def test_every_count_is_a_figure_of_a_drill() -> None:
+    assert {goal.name for drill in DRILLS for goal in drill.goals()} >= COUNTS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
 def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any], name: str) -> None:

@@ -20,7 +20,6 @@ from pipelines.live.monitors import (
     monitor_commands,
     monitor_programs,
     pages_of,
-    watched,
 )
 from pipelines.live.ports import free_port
 
@@ -137,17 +136,6 @@ def test_one_fault_reaches_a_person_once(fired: list[str], reaches: set[str], tm
             while "RulesBroken" not in {one.alert for one in notices} and time.monotonic() < until:
                 time.sleep(0.1)
     assert {one.alert for one in notices} == reaches | {"RulesBroken"}
-
-
-@pytest.mark.slow
-def test_an_endpoint_that_is_gone_pages(tmp_path: Path) -> None:
-    target = f"127.0.0.1:{free_port()}"  # nothing listens there
-    with watched(installed(), tmp_path, target) as monitors:
-        until = time.monotonic() + 240
-        while not monitors.open_pages() and time.monotonic() < until:
-            time.sleep(0.2)
-        assert monitors.open_pages() == {"CheckoutGone"}
-        assert {value for row in monitors.series("up").values() for _, value in row} == {0.0}
 
 
 @pytest.mark.slow

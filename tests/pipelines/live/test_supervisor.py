@@ -136,16 +136,6 @@ def test_a_dead_part_is_reported_and_restarted_with_growing_pauses(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_killed_part_is_restarted(tmp_path: Path) -> None:
-    with Group(tmp_path, part(tmp_path, "one")) as group:
-        group.until(lambda: "all parts are ready" in group.said)
-        os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
-        group.until(lambda: any("signal SIGKILL" in text for text in group.said))
-        group.until(lambda: len(group.lines("starts")) == 2)
-        group.until(lambda: group.shown[-1][0].health == "ok" and group.shown[-1][0].restarts == 1)
-
-
-@pytest.mark.slow
 def test_a_part_that_cannot_start_ends_the_group_with_its_reason(tmp_path: Path) -> None:
     wrong = Part("wrong", [sys.executable, "-c", "raise SystemExit('no such bundle')"], {}, "", lambda s: "x")
     with Group(tmp_path, part(tmp_path, "first"), wrong, part(tmp_path, "never")) as group:

@@ -282,6 +282,7 @@ def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
         assert {"checkout.events", "checkout.facts", "checkout.dead-letter"} <= set(topics)
         os.kill(shown["broker"].pid or 0, signal.SIGKILL)
         eventually(lambda: shown["broker"].restarts == 1 and shown["broker"].health == "ok")
+        assert any("broker died (signal SIGKILL)" in text for text in said)
         # The broker in memory lost its topics; the health check made them again.
         topics = AdminClient({"bootstrap.servers": found["broker"].address}).list_topics(timeout=10).topics
         assert "checkout.events" in topics

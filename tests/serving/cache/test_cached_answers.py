@@ -245,8 +245,8 @@ def test_a_list_is_counted_although_the_request_that_began_it_got_less(cached: R
     before = REGISTRY.get_sample_value("reco_cache_computed_total") or 0.0
 
     async def ask() -> Response:
-        checkout, now = Checkout(cached, 1e6, Counting(wait_s=0.5)), time.perf_counter()
-        return await checkout.answer(NOBODY, Call(now, now + 0.2, "h"))
+        checkout, now = Checkout(cached, 1e6, Counting(wait_s=600.0)), time.perf_counter()
+        return await checkout.answer(NOBODY, Call(now, now + 1.0, "h"))
 
     answer = asyncio.run(ask())
     assert (answer.degraded, "ranking" in answer.stage_ms) == (True, False)
@@ -266,11 +266,11 @@ def test_a_request_with_time_left_computes_alone_after_a_failed_shared_one(
 
 
 def test_a_shared_list_gets_the_longest_deadline_of_its_requests(cached: Recommender) -> None:
-    rank = Counting(wait_s=0.2)
+    rank = Counting(wait_s=1.0)
 
     async def ask() -> tuple[Response, Response]:
         checkout, now = Checkout(cached, 60_000, rank), time.perf_counter()
-        hurried = Call(now, now + 0.05, "h", priority="prefetch")
+        hurried = Call(now, now + 0.5, "h", priority="prefetch")
         return await asyncio.gather(
             checkout.answer(NOBODY, hurried), checkout.answer(NOBODY, Call(now, now + 60, "p"))
         )

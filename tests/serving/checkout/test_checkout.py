@@ -295,7 +295,7 @@ def test_a_fallback_took_as_long_as_the_request_waited_for_it(recommender: Recom
     answer = ask(recommender, rank=slow)
     assert answer.degraded_reason == "ranker_unavailable"
     assert took_s() - before >= 0.1
-    assert answer.stage_ms["total"] >= 100 > answer.stage_ms["fallback"]
+    assert answer.stage_ms["total"] - answer.stage_ms["fallback"] >= 99
 
 
 def test_the_wait_for_a_shared_call_is_measured(recommender: Recommender) -> None:
@@ -452,23 +452,24 @@ def test_a_stage_that_would_miss_the_deadline_is_not_started(
 
 
 def find_in(seconds: float, recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make retrieval take so long."""
-    near = recommender.near
+    """Make retrieval take so long by the clock, which jumps: no test waits, and a busy machine has time."""
+    near, now, jumped = recommender.near, time.perf_counter, [0.0]
 
     def slow(asked: Asked) -> np.ndarray:
-        time.sleep(seconds)
+        jumped[0] += seconds
         return near(asked)
 
     monkeypatch.setattr(recommender, "near", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
 
 
 def test_slow_retrieval_leaves_less_time_for_ranking(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(0.5, recommender, monkeypatch)
+    find_in(50.0, recommender, monkeypatch)
     turns: list[Turn] = []
-    checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=2.0)
-    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1.7)))
+    checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=200.0)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=170.0)))
     assert answer.rung == "fewer"
     assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
 
@@ -492,10 +493,10 @@ def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommen
 def test_late_retrieval_still_updates_the_budget(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(1.1, recommender, monkeypatch)
-    checkout = experienced(Checkout(recommender, 1e6), retrieval_s=0.1)
+    find_in(110.0, recommender, monkeypatch)
+    checkout = experienced(Checkout(recommender, 1e6), retrieval_s=10.0)
     before = checkout.service.budgets.retrieval.of()
-    assert asyncio.run(checkout.answer(REQUEST, call(1.0))).degraded_reason == "deadline_near"
+    assert asyncio.run(checkout.answer(REQUEST, call(100.0))).degraded_reason == "deadline_near"
     assert checkout.service.budgets.retrieval.of() > before
 
 

@@ -18,7 +18,7 @@ from serving.errors import BundleInvalid
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
-from serving.release.updates import POLL_S, RETRY_S, Updates
+from serving.release.updates import RETRY_S, Updates
 from serving.settings import Settings
 from serving.stages.retrieval import Quotas
 from tests.chaos.callers import calling
@@ -275,7 +275,8 @@ def test_a_bundle_without_readable_rules_does_not_take_over(
         assert any("rules file could not be read again" in line for line in running.stderr)
         file.write_text(ban)
         point(home, old)
-        time.sleep(2 * POLL_S)  # the endpoint reads the pointer and forgets the refusal
+        served = "\nreco_champion_served 1.0\n"  # it has read the pointer and forgotten the refusal
+        eventually(lambda: served in client.get("/metrics").text, 60)
         point(home, new)
         eventually(lambda: ask()["bundle_id"] == new, 60)
         assert first not in {item["item_id"] for item in ask()["items"]}
