@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ Document = dict[str, Any]
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mounted by Kubernetes
 IN_POD = "pod"
 TIMEOUT_S = 10.0
-READS = 3  # attempts: a release must not end because one connection broke
+READS = 3  # attempts: a release must not end because one connection broke, or one answer said 429
 KINDS = {  # kind -> API and plural
     "HTTPRoute": ("apis/gateway.networking.k8s.io/v1", "httproutes"),
     "InferenceService": ("apis/serving.kserve.io/v1beta1", "inferenceservices"),
@@ -36,7 +37,7 @@ class NoCluster(RecoError):
 
 
 class ClusterUnreachable(RecoError):
-    """The Kubernetes API does not answer."""
+    """The Kubernetes API does not answer, or is too busy to."""
 
     exit_code = UNREACHABLE
 
@@ -140,23 +141,26 @@ class Cluster:
         return f"/{api}/namespaces/{self._namespace}/{plural}" + (f"/{name}" if name else "")
 
     def _call(self, method: str, path: str, **options: Any) -> Document:
-        for left in reversed(range(READS if method == "GET" else 1)):
-            try:
-                answer = self._client.request(method, path, **options)
-                break
-            except httpx.TransportError as error:
-                if not left:
-                    address = without_password(str(self._client.base_url))
-                    raise ClusterUnreachable(
-                        f"the Kubernetes API at {address} does not answer ({error}): the route "
-                        "keeps its weights; `reco release --resume` goes on when it is back"
-                    ) from error
+        for _ in range(READS - 1 if method == "GET" else 0):
+            with suppress(ClusterUnreachable):
+                return self._ask(method, path, **options)
+        return self._ask(method, path, **options)
+
+    def _ask(self, method: str, path: str, **options: Any) -> Document:
+        try:
+            answer = self._client.request(method, path, **options)
+        except httpx.TransportError as error:
+            address = without_password(str(self._client.base_url))
+            raise ClusterUnreachable(
+                f"the Kubernetes API at {address} does not answer ({error}): the route "
+                "keeps its weights; `reco release --resume` goes on when it is back"
+            ) from error
         if answer.is_success:
             return dict(answer.json())
         message = _message(answer)
         if answer.status_code == httpx.codes.CONFLICT:
             raise Stale(f"{path.rsplit('/', 1)[-1]} was changed meanwhile: {message}")
-        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             raise ClusterUnreachable(f"the Kubernetes API answers {answer.status_code}: {message}")
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "

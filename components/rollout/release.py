@@ -49,7 +49,7 @@ from components.rollout.plan import (
     name_of,
     to_json,
 )
-from feature_repo.errors import RecoError
+from feature_repo.errors import UNREACHABLE, RecoError
 
 BEAT_S = 15.0  # between two beats of a deployer that waits, or asks the registry
 TAKEOVER_S = 60.0  # a record without a beat for so long may be resumed by another deployer
@@ -58,7 +58,7 @@ EARLIER = 20  # deployers that a record remembers
 
 
 class NoRelease(RecoError):
-    """There is no release to go on with."""
+    """There is no release to go on with, or none to go back to."""
 
 
 class Aborted(RecoError):
@@ -106,7 +106,7 @@ class Rollout:
         return (None if text is None else from_json(text)), weights(route)
 
     def start(self, version: str, place: Callable[[str], str]) -> Release:
-        """Release a version; return its last record.
+        """Release a version; return its last record. One that this deployer left unfinished goes on.
 
         Args:
             version: a number or an alias.
@@ -117,6 +117,9 @@ class Rollout:
             Aborted: the canary was refused.
         """
         number, bundle_id = self._catalogue.find(version)
+        record = self._read()
+        if record is not None and record.active and (record.holder, record.version) == (self._holder, number):
+            return self._run(self._save(record))
         return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
 
     def resume(self, version: str = "") -> Release:
@@ -152,7 +155,7 @@ class Rollout:
                 f"version {record.version} is being released by {record.holder}, seen {silent:.0f} s ago: "
                 "`reco release --status` follows it, `reco rollback` ends it"
             )
-        return self._run(record)
+        return self._run(self._save(record))  # the guard sees that it lives
 
     def guard(self) -> Release | None:
         """End the release of a deployer that is silent, see `Pace.orphan_s`; a way back goes on."""
@@ -173,11 +176,17 @@ class Rollout:
 
         Raises:
             NoChampion: there was no version before.
+            NoRelease: it is the first release, and the other slot has no pods.
         """
         record = self._read()
         if record is not None and record.active and record.kind == ROLLBACK and record.state != "abort":
             return self._run(self._save(record))
         if record is not None and record.active and record.state not in ("settle", "abort"):
+            if record.state not in UNDONE and not record.compared:
+                raise NoRelease(
+                    f"no version was served before {record.version}, and slot {record.stable} has no pods; "
+                    "nothing was changed: release another version when this release is over"
+                )
             self._say(f"weights back to {record.stable}")
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
         if record is not None and record.active:
@@ -290,9 +299,8 @@ class Rollout:
                 self._act(record)
                 following = advance(record, self._look(record), self._now(), self._pace)
             except RecoError as error:
-                is_of_cluster = isinstance(error, (Conflict, ClusterUnreachable))
-                if record.state not in UNDONE or (is_of_cluster and not _asks_registry(record)):
-                    raise  # the record stays: it is resumed when the registry is back
+                if _is_resumed_after(error, record):
+                    raise  # the record stays
                 failure, following = error, abort(record, str(error), self._now())
             is_new = (following.state, following.weight) != (record.state, record.weight)
             if is_new:
@@ -402,9 +410,11 @@ class Rollout:
         return Observed(done=True)
 
 
-def _asks_registry(record: Release) -> bool:
-    """Say whether a state asks registry and store of bundles, and not the cluster."""
-    return record.state in ("verify", "publish")
+def _is_resumed_after(error: RecoError, record: Release) -> bool:
+    """Say whether a release goes on when the reason of an error is gone; else it is aborted."""
+    if record.state in ("verify", "publish"):  # they ask registry and store of bundles, and have no traffic
+        return error.exit_code == UNREACHABLE
+    return record.state not in UNDONE or isinstance(error, (Conflict, ClusterUnreachable))
 
 
 def _annotation(route: Document) -> str | None:

@@ -20,7 +20,8 @@ locals {
       environment = var.environment
       statements  = [{ actions = ["eks:DescribeCluster"], resources = [aws_eks_cluster.main.arn] }]
     }
-    # A plan without refresh reads the state, and asks AWS for the zones alone.
+    # A plan without refresh reads the state, and asks AWS for the zones alone. No workflow plans production: its state
+    # would be open to each branch, because GitHub makes an environment without reviewers when a job first names it.
     ci-plan = {
       environment = "${var.environment}-plan"
       statements = [
@@ -30,11 +31,14 @@ locals {
       ]
     }
   }
-  workflows = { for name, workflow in local.all_workflows : name => workflow if var.github_repository != "" }
-  roles     = merge(local.workloads, local.workflows)
-  state     = "arn:${data.aws_partition.current.partition}:s3:::${var.state_bucket}"
-  makes     = var.github_repository != "" && var.github_provider == ""
-  provider  = local.makes ? aws_iam_openid_connect_provider.github[0].arn : var.github_provider
+  workflows = {
+    for name, workflow in local.all_workflows : name => workflow
+    if var.github_repository != "" && !(name == "ci-plan" && var.environment == "production")
+  }
+  roles    = merge(local.workloads, local.workflows)
+  state    = "arn:${data.aws_partition.current.partition}:s3:::${var.state_bucket}"
+  makes    = var.github_repository != "" && var.github_provider == ""
+  provider = local.makes ? aws_iam_openid_connect_provider.github[0].arn : var.github_provider
 }
 
 resource "aws_iam_openid_connect_provider" "github" {

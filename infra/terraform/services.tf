@@ -103,6 +103,13 @@ resource "aws_db_instance" "mlflow" {
   copy_tags_to_snapshot               = true
   deletion_protection                 = true
   skip_final_snapshot                 = false
-  final_snapshot_identifier           = "${local.name}-mlflow-last"
+  final_snapshot_identifier           = "${local.name}-mlflow-last-${trimprefix(aws_vpc.main.id, "vpc-")}" # of this VPC: the next has its own
   enabled_cloudwatch_logs_exports     = ["postgresql"]
+  depends_on                          = [aws_cloudwatch_log_group.database]
+}
+
+# RDS would make it without an end, and it would outlive the database.
+resource "aws_cloudwatch_log_group" "database" {
+  name              = "/aws/rds/instance/${local.name}-mlflow/postgresql"
+  retention_in_days = 30
 }

@@ -100,11 +100,18 @@ resource "aws_ecr_repository" "main" {
   }
 }
 
-# The folder that pods share: the prediction log, and the state of the pipelines.
+# The folder that pods share: the prediction log, the archive of events, and the state of pipelines and releases.
 resource "aws_efs_file_system" "shared" {
   encrypted  = true
   kms_key_id = aws_kms_key.data.arn
   tags       = { Name = local.name }
+}
+
+resource "aws_efs_backup_policy" "shared" {
+  file_system_id = aws_efs_file_system.shared.id
+  backup_policy {
+    status = "ENABLED"
+  }
 }
 
 resource "aws_efs_mount_target" "shared" {

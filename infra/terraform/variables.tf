@@ -68,12 +68,12 @@ variable "valkey" {
 }
 
 variable "store_password" {
-  description = "Password of the online store; the endpoint gets it as RECO_STORE_PASSWORD."
+  description = "Password of the online store, for example of `openssl rand -hex 24`; the endpoint gets it as RECO_STORE_PASSWORD."
   type        = string
   sensitive   = true
   validation {
-    condition     = length(var.store_password) >= 32
-    error_message = "store_password has at least 32 characters."
+    condition     = can(regex("^[A-Za-z0-9!&#$^<>-]{32,128}$", var.store_password))
+    error_message = "store_password has 32 to 128 characters: letters, digits and ! & # $ ^ < > -, as ElastiCache takes them."
   }
 }
 

@@ -183,7 +183,8 @@ def test_the_guide_takes_down_first_the_parts_that_stop_terraform() -> None:
         file.read_text(encoding="utf-8") for file in (KSERVE.parent / "terraform").glob("*.tf")
     )
     [repositories] = re.findall(r'"aws_ecr_repository" "main" {\s+for_each += toset\(\[(.+)\]\)', terraform)
-    steps = ["delete gateway shop", "delete namespace checkout", "`deletion_protection = false`", "buckets"]
+    steps = ["get pvc -A", "delete gateway shop", "delete namespace checkout monitoring kubeflow"]
+    steps += ["`deletion_protection = false`", "buckets"]
     steps += [f"`small/{name}`" for name in re.findall(r'"(.+?)"', repositories)]
     steps.append("5. `terraform destroy`")
     assert steps == sorted(steps, key=section.index)

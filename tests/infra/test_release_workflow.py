@@ -39,6 +39,13 @@ def test_it_follows_the_job_to_its_end(log: str, condition: str, exit_code: int,
     assert ("ImagePullBackOff" in done.stderr) == (not log)
 
 
+def test_its_runner_can_be_one_that_reaches_the_cluster() -> None:
+    [job] = yaml.safe_load(FILE.read_text())["jobs"].values()
+    assert "vars.RUNNER ||" in job["runs-on"]
+    guide = FILE.parents[2] / "docs" / "how-to" / "cluster.md"
+    assert "The repository variable `RUNNER`" in guide.read_text(encoding="utf-8")
+
+
 def test_it_ends_when_no_pod_runs(tmp_path: Path) -> None:
     done = follow(tmp_path, LOG="", CONDITION="", started="SECONDS=901\n")
     assert done.returncode == 1

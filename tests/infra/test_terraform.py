@@ -95,6 +95,7 @@ def test_a_role_that_may_do_more_is_found(initialised: Path) -> None:
         ("roles.tf", "}:environment:${each.value.environment}", "}:*"): "Another workflow may take",
         ("roles.tf", "${local.state}/${var.environment}", "${local.state}/*"): "the state of another profile",
         ("roles.tf", '["checkout-ci"]', '["system:masters"]'): "more rights in the cluster",
+        ("roles.tf", 'var.environment == "production")', "false)"): "reads the state of production",
     }
     good = {name: (initialised / name).read_text(encoding="utf-8") for name, _, _ in faults}
     try:

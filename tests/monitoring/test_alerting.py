@@ -316,6 +316,7 @@ MORE_LABELS = {
     "ItemRaised": {"look": "purchases"},
     "KpiDropped": {"figure": "conversion"},
     "WatchSilent": {"look": "kpi"},
+    "ReleaseFailed": {"job_name": "release-42-1"},
 }
 
 
@@ -375,6 +376,18 @@ def test_the_right_alert_fires_and_no_other(fault: str, tmp_path: Path) -> None:
         for name in sorted({one["alert"] for one in ALERTS})
     ]
     promtool("15s", "30s", QUIET | changed, tests, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_failed_rollback_shows_beside_a_failed_release(tmp_path: Path) -> None:
+    jobs = ("release-42-1", "rollback-7")
+    series = {
+        f'kube_job_failed{{condition="true",namespace="checkout",job_name="{job}"}}': "1x300" for job in jobs
+    }
+    [alert] = expected("ReleaseFailed")
+    each = [{**alert, "exp_labels": {**alert["exp_labels"], "job_name": job}} for job in jobs]
+    tests = [{"eval_time": "70m", "alertname": "ReleaseFailed", "exp_alerts": each}]
+    promtool("15s", "30s", QUIET | series, tests, tmp_path)
 
 
 @pytest.mark.slow

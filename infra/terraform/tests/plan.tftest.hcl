@@ -160,6 +160,18 @@ run "everything" {
     error_message = "EKS makes a log of its own, which is kept and billed for ever."
   }
   assert {
+    condition     = aws_cloudwatch_log_group.database.name == "/aws/rds/instance/${aws_db_instance.mlflow.identifier}/postgresql" && aws_cloudwatch_log_group.database.retention_in_days == 30
+    error_message = "RDS makes a log of its own, which is kept and billed for ever."
+  }
+  assert {
+    condition     = endswith(aws_db_instance.mlflow.final_snapshot_identifier, trimprefix(aws_vpc.main.id, "vpc-"))
+    error_message = "The second database of a profile cannot be destroyed: its last snapshot has the name of the first's."
+  }
+  assert {
+    condition     = aws_efs_backup_policy.shared.backup_policy[0].status == "ENABLED"
+    error_message = "There is one copy of the prediction log and of the archive."
+  }
+  assert {
     condition     = alltrue([for addon in aws_eks_addon.main : addon.resolve_conflicts_on_create == "OVERWRITE"])
     error_message = "A new cluster's own add-ons stop the first apply."
   }
@@ -216,6 +228,17 @@ run "small" {
   }
 }
 
+run "production" {
+  command = plan
+  variables {
+    environment = "production"
+  }
+  assert {
+    condition     = sort(keys(local.workflows)) == tolist(["ci-images", "ci-release"])
+    error_message = "A branch reads the state of production."
+  }
+}
+
 run "from_outside" {
   command = plan
   variables {
@@ -237,4 +260,12 @@ run "refused" {
     state_bucket   = ""
   }
   expect_failures = [var.environment, var.store_password, var.api_cidrs, var.zones, var.state_bucket]
+}
+
+run "a_password_that_elasticache_refuses" {
+  command = plan
+  variables {
+    store_password = "0123456789abcdef0123456789abcde@"
+  }
+  expect_failures = [var.store_password]
 }

@@ -29,6 +29,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     ("status", "error", "says"),
     [
         (403, ClusterRefused, "rights of infra/kserve/release/rights.yaml"),
+        (429, ClusterUnreachable, "answers 429: busy"),
         (503, ClusterUnreachable, "answers 503: busy"),
     ],
 )
@@ -39,14 +40,17 @@ def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) 
         Cluster(client, "checkout").get("Pod", "a")
 
 
-def test_a_read_is_repeated_when_a_connection_breaks_and_a_write_is_not() -> None:
+@pytest.mark.parametrize("status", [0, 429, 503])
+def test_a_read_is_repeated_after_a_fault_that_passes_and_a_write_is_not(status: int) -> None:
     calls: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         calls.append(request.method)
-        if len(calls) in (1, 2, 4):
+        if len(calls) not in (1, 2, 4):
+            return httpx.Response(200, json={"kind": "Job"})
+        if not status:
             raise httpx.ReadError("reset")
-        return httpx.Response(200, json={"kind": "Job"})
+        return httpx.Response(status, text="reset")
 
     cluster = Cluster(httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer)), "checkout")
     assert cluster.get("Job", "a") == {"kind": "Job"}

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from components.home import Conflict
@@ -358,6 +359,30 @@ def test_a_deployer_beats_while_it_asks_the_registry(
     assert len(beats) == 1
 
 
+def test_a_deployer_beats_on_after_an_api_that_was_busy(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("components.rollout.release.BEAT_S", 0.02)
+    request, busy, check = httpx.Client.request, threading.Event(), cluster.catalogue.check
+
+    def refuse_one(self: httpx.Client, method: str, *rest: Any, **options: Any) -> httpx.Response:
+        is_beat = method == "PATCH" and threading.current_thread() is not threading.main_thread()
+        if is_beat and not busy.is_set():
+            busy.set()
+            return httpx.Response(429, json={"message": "too many requests"})
+        return request(self, method, *rest, **options)
+
+    def long_check(record: Release) -> None:
+        assert busy.wait(60)
+        cluster.now += 301.0
+        eventually(lambda: cluster.rollout().status()[0].beat == cluster.now)  # type: ignore[union-attr]
+        check(record)
+
+    monkeypatch.setattr(httpx.Client, "request", refuse_one)
+    monkeypatch.setattr(cluster.catalogue, "check", long_check)
+    assert cluster.release().state == "done"
+
+
 def test_a_deployer_that_was_ended_while_it_asked_the_registry_writes_nothing_more(
     cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,13 +462,45 @@ def test_a_registry_away_at_the_seal_leaves_all_traffic_and_is_resumed(cluster: 
     assert cluster.catalogue.champions == ["1", "2"]
 
 
-def test_a_registry_away_at_the_start_changes_nothing(cluster: ToyCluster) -> None:
+@pytest.mark.parametrize("act", ["verify", "publish"])
+def test_a_service_away_before_any_traffic_keeps_the_release_for_the_jobs_next_pod(
+    cluster: ToyCluster, act: str
+) -> None:
+    cluster.catalogue.away_at.add(act)
+    with pytest.raises(RegistryAway):
+        cluster.release()
+    for waits_s in (10, 20, 40, 80, 160):  # between two pods of a Job: over five minutes in sum
+        cluster.now += waits_s
+        assert cluster.rollout("guard").guard().state == act  # type: ignore[union-attr]
+        with pytest.raises(RegistryAway):
+            cluster.rollout("job-1").resume("2")
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+    assert cluster.catalogue.refused == []
+    cluster.catalogue.away_at.clear()
+    assert cluster.rollout("job-1").resume("2").state == "done"
+
+
+def test_the_guard_ends_a_release_whose_service_stays_away(cluster: ToyCluster) -> None:
     cluster.catalogue.away_at |= {"verify", "undo"}
     with pytest.raises(RegistryAway):
         cluster.release()
-    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+    cluster.now += 301.0
+    with pytest.raises(Aborted, match="its deployer was silent for 301 s"):
+        cluster.rollout("guard").guard()
     cluster.catalogue.away_at.clear()
     assert cluster.release().state == "done"
+
+
+def test_a_deployer_that_lives_on_goes_on_with_its_release(cluster: ToyCluster) -> None:
+    """As `reco release --watch` does, which asks again when a service was away."""
+    deployer = cluster.rollout()
+    cluster.catalogue.away_at.add("publish")
+    with pytest.raises(RegistryAway):
+        deployer.start("2", place)
+    with pytest.raises(Conflict, match=r"is being released \(publish\) by job-1"):
+        deployer.start("3", place)
+    cluster.catalogue.away_at.clear()
+    assert deployer.start("2", place).state == "done"
 
 
 @pytest.mark.parametrize("act", ["verify", "publish"])
@@ -496,6 +553,22 @@ def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(clu
     finish(cluster)
     assert cluster.catalogue.champions == ["1"]
     assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
+def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_pods_are(
+    cluster: ToyCluster,
+) -> None:
+    cluster.objects.merge(
+        ("inferenceservices", "checkout", "checkout-blue"),
+        {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}},
+    )
+    die_at(cluster, 100)
+    before = cluster.state()
+    with pytest.raises(NoRelease, match="no version was served before 2, and slot blue has no pods"):
+        cluster.rollout("a person").rollback(place)
+    assert cluster.state() == before
+    cluster.now += 301.0
+    assert cluster.rollout("job-1").resume("2").state == "done"
 
 
 def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: ToyCluster) -> None:
