@@ -310,6 +310,7 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
 }
 MORE_LABELS = {
     "restarts": {"pod": "a"},
+    "restarts of the stream": {"pod": "stream"},
     "DependencySkipped": {"dependency": "online_store"},
     "SlotGone": {"slot": "blue"},
     "DriftFound": {"look": "purchases"},
