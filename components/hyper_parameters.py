@@ -68,7 +68,7 @@ class RetrieverParams:
 
     dim: int = 63  # of the vectors; one more dimension holds the item's bias
     hidden: int = 128  # width of each tower's hidden layer
-    epochs: int = 4  # passes over the baskets
+    epochs: int = 4  # passes over the baskets, at least: a small shop's are passed more often
     batch_size: int = 512  # baskets
     learning_rate: float = 4e-3  # the highest; it rises and falls once
     negatives: int = 8_192  # uniform from the catalogue, shared by a batch
@@ -336,8 +336,8 @@ class GateParams:
     # Times the champion's NDCG@10. Two trainings on the same data differ by about half a per cent: a loss of
     # one per cent is not noise.
     over_champion: float = 0.99
-    # Times the share of the sold items that the champion knows. Test baskets hold the challenger's own items:
-    # one that was trained on half of the data has fewer, and its figures do not show it.
+    # Times the share of the bought lines whose item the champion knows. Test baskets hold the challenger's
+    # own items: one that was trained on half of the data has fewer, and its figures do not show it.
     catalogue_of_champion: float = 0.95
     # Times the champion's p99 of an answer, both on the machine of the gate. A tail of one fifth more takes
     # the headroom that the deadline leaves.

@@ -8,10 +8,11 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from monitoring.windows import (
     purchases,
 )
 from serving.errors import BundleInvalid
-from serving.prediction_log import read_log
+from serving.prediction_log import join_segments, read_segments
 from serving.release.champion import read_champion
 from serving.release.manifest import read_manifest
 
@@ -376,10 +377,42 @@ def bundles_alike(bundle: Path) -> set[str]:
 
 
 def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa.Table, int]:
-    """Return the records of some bundles, and the number of records of others."""
-    records = read_log(log_dir, window.since, window.until, most=SAMPLE)
-    own = records.filter(pc.is_in(records["bundle_id"], pa.array(sorted(bundle_ids))))
-    return own, len(records) - len(own)
+    """Return the records of some bundles, a sample of many, and the number of records of others."""
+    wanted, others = pa.array(sorted(bundle_ids)), 0
+
+    def own() -> Iterator[pa.Table]:
+        nonlocal others
+        for segment in read_segments(log_dir, window.since, window.until):
+            found = segment.filter(pc.is_in(segment["bundle_id"], wanted))
+            others += len(segment) - len(found)
+            yield found
+
+    return join_segments(_sample(own(), SAMPLE)), others
+
+
+def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
+    """Return each segment's share of a sample of at most `most` records, and about a half of them or more."""
+    kept: list[pa.Table] = []
+    step, rows = 1, 0
+    for segment in segments:
+        kept.append(_one_in(step, segment))
+        rows += len(kept[-1])
+        while rows > most:
+            step *= 2
+            kept = [_one_in(step, table) for table in kept]
+            rows = sum(map(len, kept))
+    return kept
+
+
+def _one_in(step: int, table: pa.Table) -> pa.Table:
+    """Return one record in `step`, by a hash: each n-th may be of the same store or the same process."""
+    if step == 1:
+        return table
+    columns = table["request_id"].to_pylist(), table["answered_at"].cast(pa.int64()).to_pylist()
+    digests = (
+        blake2b(f"{name} {at}".encode(), digest_size=8).digest() for name, at in zip(*columns, strict=True)
+    )
+    return table.filter(pa.array([int.from_bytes(digest) % step == 0 for digest in digests], pa.bool_()))
 
 
 def _span(at: pd.Series) -> Window:

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,58 +163,36 @@ def _response_columns(responses: Sequence[Response]) -> dict[str, Any]:
 
 
 def read_log(
-    directory: Path,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    features: bool = True,
-    most: int | None = None,
+    directory: Path, since: datetime | None = None, until: datetime | None = None, features: bool = True
 ) -> pa.Table:
     """Return the records answered in [since, until), oldest first; an empty log is an empty table.
 
     Segments of another feature schema are converted to the newest one: features are matched by name, and
-    one that a segment lacks is NaN there. Without `features`, most of a log's bytes, that column is null. Of
-    more than `most` records a sample is returned, of about a half of so many or more; no more are in memory.
+    one that a segment lacks is NaN there. Without `features`, most of a log's bytes, that column is null.
     """
+    return join_segments(list(read_segments(directory, since, until, features)), features)
+
+
+def read_segments(
+    directory: Path, since: datetime | None = None, until: datetime | None = None, features: bool = True
+) -> Iterator[pa.Table]:
+    """Yield the records of one segment after the other, see `read_log`: a long log fits no memory."""
     bounds = [("answered_at", op, at) for op, at in ((">=", since), ("<", until)) if at is not None]
     # One schema for all: columns that a segment of an older version lacks are null.
     every = sorted(directory.glob("*.parquet"))
-    paths = [path for path in every if not is_older(path, since)] or every[-1:]  # one has the columns' names
-    read = (_read_segment(path, bounds or None, features) for path in paths)
-    present = (segment for segment in read if segment is not None)
-    segments = list(present) if most is None else _sample(present, most)
+    for path in [path for path in every if not is_older(path, since)] or every[-1:]:  # one has the names
+        if (segment := _read_segment(path, bounds or None, features)) is not None:
+            yield segment
+
+
+def join_segments(segments: Sequence[pa.Table], features: bool = True) -> pa.Table:
+    """Return the records of segments, or of parts of them, as one table in order of time."""
     if not segments:
         return records_to_table([], [])
     if not features:
         return pa.concat_tables([one.replace_schema_metadata() for one in segments]).sort_by("answered_at")
     names = feature_names(segments[-1])
     return pa.concat_tables([_with_features(segment, names) for segment in segments]).sort_by("answered_at")
-
-
-def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
-    """Return each segment's share of a sample of at most `most` records."""
-    kept: list[pa.Table] = []
-    step, rows = 1, 0
-    for segment in segments:
-        kept.append(_one_in(step, segment))
-        rows += len(kept[-1])
-        while rows > most:
-            step *= 2
-            kept = [_one_in(step, table) for table in kept]
-            rows = sum(map(len, kept))
-    return kept
-
-
-def _one_in(step: int, table: pa.Table) -> pa.Table:
-    """Return one record in `step`, by a hash: each n-th may be of the same store or the same process."""
-    if step == 1:
-        return table
-    digests = (blake2b(f"{name} {at}".encode(), digest_size=8).digest() for name, at in _keys(table))
-    return table.filter(pa.array([int.from_bytes(digest) % step == 0 for digest in digests], pa.bool_()))
-
-
-def _keys(table: pa.Table) -> Iterable[tuple[str, int]]:
-    columns = table["request_id"], table["answered_at"].cast(pa.int64())
-    return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 def is_older(segment: Path, since: datetime | None) -> bool:

@@ -233,10 +233,17 @@ def sample_tasks(bundle: Bundle, purchases: Purchases, most: int) -> tuple[list[
 
 
 def known_share(statistics: Statistics, purchases: Purchases, start: pd.Timestamp) -> float:
-    """Return the share of the lines bought in the test weeks whose item is in a catalogue."""
+    """Return the share of the lines bought in the test weeks whose item is in a catalogue.
+
+    Items that were first sold in these weeks do not count: a champion that is refreshed each night knows
+    them, and no training until their beginning can.
+    """
     begin, end = window_s(start)
+    sold = np.bincount(purchases.item[purchases.at < begin], minlength=len(purchases.item_ids)) > 0
     bought = purchases.item[(purchases.at >= begin) & (purchases.at < end)]
-    return float(np.isin(purchases.item_ids, np.asarray(statistics.item_ids))[bought].mean())
+    known = np.isin(purchases.item_ids, np.asarray(statistics.item_ids))
+    lines = known[bought[sold[bought]]]
+    return float(lines.mean()) if len(lines) else 1.0
 
 
 def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:

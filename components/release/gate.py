@@ -117,7 +117,9 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
         checks.append(Check("p99_ms against champion", p99, allowed, reason, at_most=True))
     knows, theirs = (_metric(measured.get("known"), name) for name in ("challenger", "champion"))
     need = math.inf if theirs is None else params.catalogue_of_champion * theirs
-    reason = f"share of the items sold in the test weeks that it knows; the champion knows {theirs or 0:.4f}"
+    reason = (
+        f"share of the lines bought in the test weeks whose item it knows; the champion: {theirs or 0:.4f}"
+    )
     checks.append(Check("catalogue against champion", knows, need, reason))
     return checks
 

@@ -133,7 +133,9 @@ class ModelCatalogue:
         # The deployer before this one may have had another disk, and the champion may be another by now:
         # then the gate measures again.
         kept = json.loads(file.read_bytes()) if file.is_file() else {}
-        is_of_now = kept.get("previous") == (self._registry().alias(CHAMPION) or "")
+        previous = self._registry().alias(CHAMPION) or ""
+        # One that was kept before the gate asked for the catalogue lacks it.
+        is_of_now = kept.get("previous") == previous and ("known" in kept["measured"] or not previous)
         self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
 
     def undo(self, record: Release) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ Document = dict[str, Any]
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mounted by Kubernetes
 IN_POD = "pod"
 TIMEOUT_S = 10.0
+PAUSE_S = 0.3  # between two attempts
 READS = 3  # attempts: a release must not end because one connection broke, or one answer said 429
 KINDS = {  # kind -> API and plural
     "HTTPRoute": ("apis/gateway.networking.k8s.io/v1", "httproutes"),
@@ -144,6 +146,7 @@ class Cluster:
         for _ in range(READS - 1 if method == "GET" else 0):
             with suppress(ClusterUnreachable):
                 return self._ask(method, path, **options)
+            time.sleep(PAUSE_S)
         return self._ask(method, path, **options)
 
     def _ask(self, method: str, path: str, **options: Any) -> Document:
@@ -161,7 +164,10 @@ class Cluster:
         if answer.status_code == httpx.codes.CONFLICT:
             raise Stale(f"{path.rsplit('/', 1)[-1]} was changed meanwhile: {message}")
         if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise ClusterUnreachable(f"the Kubernetes API answers {answer.status_code}: {message}")
+            raise ClusterUnreachable(
+                f"the Kubernetes API answers {answer.status_code} ({message}): the route keeps its weights; "
+                "`reco release --resume` goes on when it does"
+            )
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "
             "and see that this account has the rights of infra/kserve/release/rights.yaml"

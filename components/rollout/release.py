@@ -412,8 +412,10 @@ class Rollout:
 
 def _is_resumed_after(error: RecoError, record: Release) -> bool:
     """Say whether a release goes on when the reason of an error is gone; else it is aborted."""
-    if record.state in ("verify", "publish"):  # they ask registry and store of bundles, and have no traffic
-        return error.exit_code == UNREACHABLE
+    if record.state in ("verify", "publish", "stage", "restage") and error.exit_code == UNREACHABLE:
+        return True  # they ask registry and store of bundles, and have no traffic
+    if record.state in ("verify", "publish"):
+        return False
     return record.state not in UNDONE or isinstance(error, (Conflict, ClusterUnreachable))
 
 

@@ -31,6 +31,7 @@ BASE = "base.parquet"
 EVENTS = "events"  # the archive's folder in the offline store
 READ_ATTEMPTS = 5
 BATCH_EVENTS = 200_000  # in memory while rows are made: about 1 KiB each
+MOST_READS = 32  # of the whole archive: of one with more than 6 million events, more are in memory
 Read = TypeVar("Read")
 
 
@@ -90,8 +91,9 @@ def read_archive(
 def archived_rows(
     archive: Path, users: Collection[str] | None = None, most: int = BATCH_EVENTS
 ) -> Iterator[tuple[str, UserEvents]]:
-    """Yield the rows of all users, or of some, from about `most` events at a time."""
+    """Yield the rows of all users, or of some, from about `most` events at a time; each time all are read."""
     counts = _again_if_merged(lambda: _events_of_users(archive))
+    most = max(most, counts.total() // MOST_READS)
     batch: list[str] = []
     left = most
     for user in counts if users is None else counts.keys() & users:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 FILE = "feedback.json"  # under the home: the segments that were sent
 ANSWERS = 500  # sent at a time
 POLL_S = 1.0
+LONGEST_PAUSE_S = 60.0
+NOTED_SEGMENTS = 100  # are sent before that is written down: of a long log the file is long, too
 _COLUMNS = pa.schema(
     [RECORD_SCHEMA.field(name) for name in ("request_id", "user_id", "store_id", "at", "item_ids")]
 )
@@ -95,14 +97,20 @@ def _send_segments(
     position_file, counts = settings.home / FILE, FeedbackCounts()
     folder, sent, broken = settings.prediction_log_dir, _read_sent(position_file), set[str]()
     while not stop.is_set():
-        began, before = time.monotonic(), counts.segments
+        began, noted = time.monotonic(), counts.segments
         segments = sorted(folder.glob("*.parquet"))
+        pause_s = min(
+            10 * (time.monotonic() - began), LONGEST_PAUSE_S
+        )  # a folder of many pods is slow to list
         new = (one for one in segments if one.name not in sent and one.name not in broken)
         try:
             for segment in itertools.takewhile(lambda _: not stop.is_set(), new):
                 try:
                     answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
                 except (pa.ArrowException, ValueError, OSError) as error:
+                    if isinstance(error, OSError) and error.errno is not None:
+                        log.warning("%s is read again later: %s", segment.name, error)
+                        continue  # a fault of the disk: damage inside a file has no number
                     log.warning("%s is left out, it cannot be read: %s", segment.name, error)
                     broken.add(segment.name)
                     counts.unreadable += 1
@@ -111,16 +119,24 @@ def _send_segments(
                     return counts
                 sent.add(segment.name)
                 counts.segments += 1
-        finally:  # once a pass: a long log has ten thousands of names
-            if counts.segments > before:
-                write_json(position_file, {"sent": sorted(sent & {file.name for file in segments})})
+                if counts.segments - noted >= NOTED_SEGMENTS:
+                    noted = _note(position_file, sent, segments, counts)
+        finally:
+            if counts.segments > noted:
+                _note(position_file, sent, segments, counts)
         if keep_days is not None and not stop.is_set():
             done = [one for one in segments if one.name in sent or one.name in broken]
             counts.deleted += _delete_old([*done, *(folder / SHADOW).glob("*.parquet")], keep_days)
         if once:
             break
-        stop.wait(max(POLL_S, 10 * (time.monotonic() - began)))
+        stop.wait(max(POLL_S, pause_s))
     return counts
+
+
+def _note(file: Path, sent: set[str], segments: Sequence[Path], counts: FeedbackCounts) -> int:
+    """Write which of the present segments were sent; return how many were when it was written."""
+    write_json(file, {"sent": sorted(sent & {segment.name for segment in segments})})
+    return counts.segments
 
 
 def _delete_old(segments: Sequence[Path], keep_days: int) -> int:

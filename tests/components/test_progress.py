@@ -13,7 +13,7 @@ def test_lines_come_at_most_every_ten_seconds_and_name_the_time_left(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("components.progress.time.monotonic", lambda: clock[0])
 
     def parts() -> Iterator[str]:
         for name in "abcde":

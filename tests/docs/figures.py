@@ -353,6 +353,7 @@ def load(found: Any) -> str:
         )
     verdict = (FIGURES / "load.md").read_text(encoding="utf-8").split("\n\n")[1]
     goals = "\n".join(goal_table(found["goals"]))
+    held = [mb for _, mb in found["endurance"]["rss_mb"]]
     head = ("arm", "p50 ms", "p99 ms", "answers a second", "processor ms")
     return (
         "## Load\n\n"
@@ -364,7 +365,8 @@ def load(found: Any) -> str:
         + table((*head, "p50 against `ours`", "processor", "answers a second"), rows)
         + "\n"
         + goals
-        + "\n\n"
+        + "\n\nThe growth of memory is a slope: "
+        + f"the process held {min(held):.0f} to {max(held):.0f} MB, up and down.\n\n"
         + made("load")
         + "\n\n![p99 against the rate, and answers a second of every arm](load.png)\n"
     )
@@ -468,7 +470,7 @@ def compression(found: Any) -> str:
         f"as eager PyTorch for the student.\n"
         f"  For the pruned ranker it is {faster(engines['pruned'], 'fp32')} in float32 and "
         f"{faster(engines['pruned'], served)} in the served form.\n"
-        f"- INT8 activations are {'slower' if static > plain else 'faster'} than float32 on this "
+        f"- INT8 activations are {'no faster' if static > plain else 'faster'} than float32 on this "
         f"processor ({static:.2f} and {plain:.2f} ms).\n"
         + "\n"
         + made("compression")

@@ -224,9 +224,10 @@ def settings_page() -> str:
     """Return the page of settings."""
     return HEAD + (
         "# Settings\n\n"
-        "A setting changes speed or place. What the models say is in the bundle. Three settings change\n"
-        "answers, too: `RECO_REASONS`, `RECO_EXPLORE_SHARE`, and `RECO_ANSWER_CACHE`, with which some\n"
-        "features of a known shopper may be older than the request.\n\n"
+        "A setting changes speed or place. What the models say is in the bundle. Some settings change\n"
+        "answers, too: `RECO_REASONS`, `RECO_EXPLORE_SHARE`, a short `RECO_DEADLINE_MS`, with which fewer\n"
+        "candidates are ranked, and `RECO_ANSWER_CACHE`, with which some features of a known shopper may\n"
+        "be older than the request.\n\n"
         + sources()
         + "## Endpoint\n\n"
         + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))

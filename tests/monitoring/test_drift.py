@@ -28,7 +28,7 @@ from monitoring.drift import (
 )
 from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
 from monitoring.windows import TablePair, Window
-from serving.prediction_log import Record
+from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
@@ -291,6 +291,19 @@ def test_the_log_is_compared_with_the_evaluation(
     assert (pies.status, pies.columns[0].name) == ("drifted", "basket_category")
 
 
+@pytest.mark.parametrize("sizes", [(300, 0, 500), (1,) * 800])
+def test_a_sample_is_of_all_parts_of_a_log(records: Records, sizes: tuple[int, ...]) -> None:
+    made, ends = records_to_table(records(800), ("count", "price")), np.cumsum(sizes)
+    segments = [made.slice(end - size, size) for end, size in zip(ends.tolist(), sizes, strict=True)]
+    assert sum(map(len, drift._sample(segments, 800))) == 800
+    found = [name for part in drift._sample(segments, 400) for name in part["request_id"].to_pylist()]
+    numbers = np.array([int(name[1:]) for name in found])
+    assert 150 < len(numbers) <= 400
+    assert 150 / 800 < (numbers < 300).sum() / 300 < 0.6
+    rest = np.bincount(numbers % 4, minlength=4) / len(numbers)
+    assert rest.min() > 0.15, "each fourth record may be of the same store"
+
+
 def test_of_many_answers_a_sample_is_compared(
     records: Records,
     log: Callable[..., Path],
@@ -303,6 +316,10 @@ def test_of_many_answers_a_sample_is_compared(
         path = log(records(1_800, bundle_id, seed=5, price=price))
         assert 300 <= len(drift._answers_of({bundle_id}, path, Window())[0]) <= 600
         assert drift_of_log(bundle, path, Window(), quick=True).status == status
+    # Few answers of the champion among many of others are all compared.
+    path = log(records(400, bundle_id, seed=5), records(1_800, "another", price=9))
+    found, others = drift._answers_of({bundle_id}, path, Window())
+    assert (len(found), others) == (400, 1_800)
 
 
 def test_answers_of_other_bundles_are_left_out(

@@ -188,21 +188,6 @@ def test_a_segment_that_is_deleted_while_a_log_is_read_is_left_out(tmp_path: Pat
     assert len(read_log(tmp_path, features=features)) == 1
 
 
-@pytest.mark.parametrize("sizes", [(300, 0, 500), (1,) * 800])
-def test_of_a_long_log_a_sample_is_read(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    number = 0
-    for name, size in enumerate(sizes):
-        records = [record(number + i) for i in range(size)]
-        pq.write_table(records_to_table(records, NAMES), tmp_path / f"{name:04d}.parquet")
-        number += size
-    assert len(read_log(tmp_path, most=800)) == 800
-    numbers = [int(name[1:]) for name in read_log(tmp_path, most=400)["request_id"].to_pylist()]
-    assert 150 < len(numbers) <= 400
-    assert 150 / 800 < len([n for n in numbers if n < 300]) / 300 < 0.6, "of all parts of the log"
-    rest = np.bincount(np.array(numbers) % 4, minlength=4) / len(numbers)
-    assert rest.min() > 0.15, "each fourth record may be of the same store"
-
-
 def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -50,7 +50,8 @@ def test_sigterm_finishes_a_request_in_flight_and_flushes_the_log(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
-        toy_bundle, Settings(home=tmp_path, store_url=toy_store, body_timeout_ms=60_000.0, drain_s=0.0)
+        toy_bundle,
+        Settings(home=tmp_path, store_url=toy_store, body_timeout_ms=60_000.0, drain_s=0.0, grace_s=300.0),
     )
     request = {"user_id": "u1", "basket": ["1000005"], "request_id": "in-flight"}
     body = json.dumps({"instances": [request]}).encode()
@@ -164,7 +165,10 @@ def test_readiness_ends_before_the_socket_closes(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
     running = start_endpoint(
-        toy_bundle, Settings(home=tmp_path, store_url=toy_store, drain_s=4.0, log=False, request_log=False)
+        toy_bundle,
+        Settings(
+            home=tmp_path, store_url=toy_store, drain_s=4.0, grace_s=300.0, log=False, request_log=False
+        ),
     )
     with httpx.Client(base_url=running.http) as client:
         assert client.get("/v2/health/ready").status_code == 200

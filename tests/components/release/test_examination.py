@@ -17,13 +17,14 @@ from typing import Any
 import faiss
 import numpy as np
 import onnx
+import pandas as pd
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from components.home import default_tracking_uri
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
-from components.release.examination import MemoryShort, examine, examine_apart, free_memory
+from components.release.examination import MemoryShort, examine, examine_apart, free_memory, known_share
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry
@@ -451,5 +452,25 @@ def test_the_child_process_measures_what_the_evaluation_did(toy_line: Path) -> N
         assert measured["served"][name] == pytest.approx(stated["served"][name], abs=1e-5)
         assert measured["blend"][name] == pytest.approx(stated["baselines"]["blend"][name], abs=1e-5)
     assert measured["champion"] == {**measured["served"], "interval": [1.0, 1.0]}
+    assert measured["known"]["challenger"] == measured["known"]["champion"] > 0.9
     assert len(read_statistics(bundle / "statistics").item_ids) == LAST_CODE
     assert read_manifest(bundle)["bundle_id"] == measured["latency"]["challenger"]["bundle_id"]
+
+
+def test_a_catalogue_knows_the_share_of_the_lines_whose_items_are_old_enough() -> None:
+    start = pd.Timestamp("2024-06-01T00:00:00Z")
+    begin = start.timestamp()
+    # Items 0 and 1 were sold before the cut, 2 was not; the last line lies behind the test weeks.
+    sold = [(0, -10.0), (1, -5.0), (0, 1.0), (0, 2.0), (0, 3.0), (1, 4.0), (2, 5.0), (1, 86_400 * 90.0)]
+    purchases = SimpleNamespace(
+        item=np.array([item for item, _ in sold]),
+        at=np.array([begin + at for _, at in sold]),
+        item_ids=np.array(["a", "b", "c"]),
+    )
+
+    def known(*ids: str) -> float:
+        return known_share(SimpleNamespace(item_ids=np.array(ids)), purchases, start)  # type: ignore[arg-type]
+
+    assert known("a", "b") == known("a", "b", "c") == 1.0, "no training until the cut can know c"
+    assert known("a") == 0.75
+    assert known("b", "c") == 0.25

@@ -29,8 +29,8 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     ("status", "error", "says"),
     [
         (403, ClusterRefused, "rights of infra/kserve/release/rights.yaml"),
-        (429, ClusterUnreachable, "answers 429: busy"),
-        (503, ClusterUnreachable, "answers 503: busy"),
+        (429, ClusterUnreachable, "answers 429 \\(busy\\)"),
+        (503, ClusterUnreachable, "answers 503 \\(busy\\)"),
     ],
 )
 def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) -> None:

@@ -480,6 +480,17 @@ def test_a_service_away_before_any_traffic_keeps_the_release_for_the_jobs_next_p
     assert cluster.rollout("job-1").resume("2").state == "done"
 
 
+def test_a_registry_away_while_a_slot_fills_keeps_the_release(cluster: ToyCluster) -> None:
+    cluster.catalogue.away_at.add("bundle")
+    with pytest.raises(RegistryAway):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "stage"
+    assert weights(cluster.route())["blue"] == 100
+    assert cluster.catalogue.refused == []
+    cluster.catalogue.away_at.clear()
+    assert cluster.rollout("job-1").resume("2").state == "done"
+
+
 def test_the_guard_ends_a_release_whose_service_stays_away(cluster: ToyCluster) -> None:
     cluster.catalogue.away_at |= {"verify", "undo"}
     with pytest.raises(RegistryAway):

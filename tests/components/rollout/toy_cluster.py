@@ -67,6 +67,7 @@ class ToyCatalogue:
         return self.find(self.champions[-2])
 
     def bundle(self, record: Release) -> Path:
+        self._ask("bundle")
         self.fetched.append(record.version)
         return self._bundle
 

@@ -674,3 +674,13 @@ def test_a_refused_head_leaves_the_rest_of_its_body_to_be_discarded() -> None:
     asyncio.run(_refuse_head(400, "host", "one Host header is expected", scope, receive, take))
     assert sent[0]["status"] == 400
     assert scope[UNREAD] is True
+
+    async def scenario(ask: Ask) -> None:
+        reader, writer = await ask()
+        writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 200000\r\n\r\n")  # without a Host
+        for _ in range(20):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+        assert refusal(await all_of(reader))[0] == 400
+
+    served(scenario)
