@@ -28,6 +28,7 @@ from feature_repo.snapshots import HEARTBEAT, user_table
 from feature_repo.stream.archive import (
     ARCHIVE_SCHEMA,
     EVENTS,
+    archived_rows,
     read_archive,
     rows_of,
     streamed_name,
@@ -553,14 +554,14 @@ def test_a_rebuild_keeps_events_that_another_consumer_writes_meanwhile(
     say(other, 1, 0)
     other._settle()
 
-    def meanwhile(archive: Path, users: Any = None) -> pa.Table:
-        table = read_archive(archive, users)
+    def meanwhile(archive: Path, users: Any = None) -> Iterator[Any]:
+        made = list(archived_rows(archive, users))
         monkeypatch.undo()
         say(other, 1, 1)
         other._settle()
-        return table
+        return iter(made)
 
-    monkeypatch.setattr(stream_module, "read_archive", meanwhile)
+    monkeypatch.setattr(stream_module, "archived_rows", meanwhile)
     (tmp_path / "online_store.json").write_text("{}")
     one._beat()
     assert one.counts.rebuilt == 2

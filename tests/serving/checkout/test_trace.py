@@ -73,13 +73,19 @@ def way_of_one_request(bundle: Path, settings: Settings) -> tuple[list[str], dic
             # First uses are over then, and a first read that came too late is no longer among the latest.
             for _ in range(2 * LATEST):
                 post()
-            for _ in range(20):  # on a busy machine a read may come too late: its request takes another way
+            # On a busy machine a read may come too late: its request takes another way. Or another task of
+            # the loop steps in between: then one of three requests passes without it.
+            ways: list[list[str]] = []
+            for _ in range(20):
                 way.entered.clear()
                 hook(way)
                 post()
                 hook(None)
                 if not answers[-1]["degraded"]:
+                    ways.append([*way.entered])
+                if len(ways) == 3:
                     break
+            way.entered[:] = min(ways, key=lambda one: len(set(one)))
         os.kill(os.getpid(), signal.SIGTERM)
 
     def hook(profile: Callable[..., None] | None) -> None:
