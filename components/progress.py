@@ -13,19 +13,18 @@ log = logging.getLogger(__name__)
 EVERY_S = 10.0
 
 
-def with_progress(parts: Iterable[Part], total: int, what: str, every_s: float = EVERY_S) -> Iterator[Part]:
+def with_progress(parts: Iterable[Part], total: int, what: str) -> Iterator[Part]:
     """Yield the parts as they come, and log how far they are.
 
     Args:
         parts: each takes about as long as the others.
         total: how many there are.
         what: they are, in the plural.
-        every_s: seconds between two lines.
     """
     began = said = time.monotonic()
     for done, part in enumerate(parts, start=1):
         yield part
-        if (now := time.monotonic()) - said >= every_s and done < total:
+        if (now := time.monotonic()) - said >= EVERY_S and done < total:
             said = now
             log.info(
                 "%d of %d %s, about %.0f s to go", done, total, what, (now - began) / done * (total - done)

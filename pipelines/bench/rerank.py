@@ -25,6 +25,7 @@ from components.evaluation.metrics import DISCOUNT, Bootstrap
 from components.evaluation.nightly import TEST_WINDOW, Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.measurement import machine_state
+from components.progress import with_progress
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.statistics import Statistics, read_vocabulary
 from pipelines.bench.report import change, machine_line, table, write_report
@@ -152,15 +153,14 @@ def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: p
     recommender = Recommender(bundle, MemoryStore())
     bounds, columns = [0], []
     counts = Nightly(bundle, purchases, start)
-    for task, prepared in prepared_tasks(bundle, tasks, DEFAULT_K, counts):
+    prepared_each = prepared_tasks(bundle, tasks, DEFAULT_K, counts)
+    for task, prepared in with_progress(prepared_each, len(tasks), "baskets ranked"):
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         new = np.isin(codes, task.hidden[~task.bought_before])
         bought = np.isin(codes, prepared.query.history.items)
         columns.append((codes.astype(np.int32), scores, np.isin(codes, task.hidden), new, bought))
         bounds.append(bounds[-1] + len(codes))
-        if len(columns) % 2_000 == 0:
-            log.info("%d of %d baskets ranked", len(columns), len(tasks))
     joined = (np.concatenate(column) for column in zip(*columns, strict=True))
     return ScoredLists(bundle.statistics, tasks, bundle.settings.new_gain, np.array(bounds), *joined)
 

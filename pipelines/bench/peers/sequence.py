@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from components.progress import with_progress
+
 if TYPE_CHECKING:
     from pipelines.bench.peers.rankers import PeerRequest, Score, Seen
-
-log = logging.getLogger(__name__)
 
 LENGTH, WIDTH, LAYERS, HEADS = 100, 64, 2, 2
 NEGATIVES, BATCH, LEARNING_RATE = 1_024, 64, 2e-3
@@ -59,8 +57,7 @@ def fit_sasrec(seen: Seen, epochs: int) -> Score:
     steps = epochs * -(-len(sequences) // BATCH)
     optimiser = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, total_steps=steps)
-    began = time.monotonic()
-    for epoch in range(epochs):
+    for _ in with_progress(range(epochs), epochs, "epochs of SASRec"):
         order = rng.permutation(len(sequences))
         for start in range(0, len(order), BATCH):
             batch = torch.from_numpy(sequences[order[start : start + BATCH]])
@@ -70,8 +67,6 @@ def fit_sasrec(seen: Seen, epochs: int) -> Score:
             loss.backward()
             optimiser.step()
             schedule.step()
-        each = (time.monotonic() - began) / (epoch + 1)
-        log.info("SASRec: epoch %d of %d, about %.0f s to go", epoch + 1, epochs, each * (epochs - epoch - 1))
     model.eval()
 
     def score(asked: PeerRequest) -> np.ndarray:
