@@ -59,6 +59,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(number)
 
 
+def is_gone(error: Exception) -> bool:
+    """Return whether a file was deleted; one that another node of a shared disk deleted is stale."""
+    return isinstance(error, FileNotFoundError) or (
+        isinstance(error, OSError) and error.errno == errno.ESTALE
+    )
+
+
 def is_part(file: Path) -> bool:
     """Return whether a killed process may have left this file behind."""
     return file.name.startswith(".") and file.name.endswith(".part")

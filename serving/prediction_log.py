@@ -8,7 +8,6 @@ erasure and replay need them; text logs never do.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
@@ -30,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feature_repo.atomic_files import replaced
+from feature_repo.atomic_files import is_gone, replaced
 from serving.metrics import LOG_OPEN, LOG_RECORDS
 from serving.schemas import Request, Response
 
@@ -205,19 +204,14 @@ def is_older(segment: Path, since: datetime | None) -> bool:
 def _read_segment(
     path: Path, bounds: list[tuple[str, str, datetime]] | None, features: bool
 ) -> pa.Table | None:
-    """Return a segment's records, or None if `reco feedback --keep-days` has just deleted it.
-
-    On a shared disk a file that another node deleted is stale.
-    """
+    """Return a segment's records, or None if `reco feedback --keep-days` has just deleted it."""
     try:
         columns = None if features else [name for name in pq.read_schema(path).names if name != "features"]
         table = pq.read_table(path, columns=columns, filters=bounds)
-    except FileNotFoundError:
-        return None
     except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return None
+        if is_gone(error):
+            return None
+        raise
     for field in RECORD_SCHEMA:
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))

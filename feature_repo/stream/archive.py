@@ -9,7 +9,6 @@ partition. So the archive shows which events a user's row of some version held i
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.aggregates import BATCH, KINDS, UserEvents, hash_ids, make_events
-from feature_repo.atomic_files import replaced
+from feature_repo.atomic_files import is_gone, replaced
 from feature_repo.events import EVENT_SCHEMA
 
 ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
@@ -130,10 +129,8 @@ def _read_segments(archive: Path, chosen: pc.Expression | None) -> list[pa.Table
 def _read(file: Path, **options: Any) -> pa.Table:
     try:
         return pq.read_table(file, **options)
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ESTALE:  # another node deleted it
+        if is_gone(error):
             raise FileNotFoundError(file) from error
         raise ArchiveDamaged(
             f"{file} cannot be read ({type(error).__name__}): restore it from a backup; without one, move it "
