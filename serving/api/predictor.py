@@ -65,8 +65,8 @@ class Predictor(Model):
             raise InvalidInput(f"dense holds a number that is not from -{LIMIT:g} to {LIMIT:g}")
         # After the checkouts of this endpoint: rows of others must not take the time of shoppers.
         # They count from here: the queue of checkouts decides, not the time that their tensors took to read.
-        now, late = time.perf_counter(), {**(headers or {}), "x-priority": PRIORITIES[1]}
-        call = read_call(late, self.name, self._checkout.limit_s, now)
+        now, behind = time.perf_counter(), {**(headers or {}), "x-priority": PRIORITIES[1]}
+        call = read_call(behind, self.name, self._checkout.limit_s, now)
         if not self._checkout.service.admission.admits(call, now):
             raise Overloaded("the endpoint has more checkouts than it can answer in time: ask it later")
         recommender = self._checkout.recommender

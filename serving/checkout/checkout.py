@@ -150,19 +150,23 @@ class Checkout:
         Raises:
             Overloaded: it is a prefetch, and there would be no time for it.
         """
-        urgent = call.priority == PRIORITIES[0]
-        if not urgent:
+        if call.priority != PRIORITIES[0]:
             self._refuse_prefetch(call, time.perf_counter(), self._entrance.wait_s())
-        if (turn := self._entrance.enter(urgent)) is None:
-            return
-        if urgent:
-            await turn
-            return
         try:
-            async with _until(call.arrived + prefetch_waits_s(call)):
-                await turn
+            await self._queue(call, call.arrived)
         except TimeoutError:
             raise Overloaded(_NO_TIME) from None
+
+    async def _queue(self, call: Call, arrived: float) -> None:
+        """Wait for the entrance: checkouts as long as it takes.
+
+        Raises:
+            TimeoutError: it is a prefetch that would be late.
+        """
+        urgent = call.priority == PRIORITIES[0]
+        if (entry := self._entrance.enter(urgent)) is not None:
+            async with _until(math.inf if urgent else arrived + prefetch_waits_s(call)):
+                await entry
 
     def begin(self, request: Request, call: Call) -> Turn:
         """Return the turn of a request: the bundle of this moment is its own.
@@ -181,11 +185,8 @@ class Checkout:
         """Let other requests begin before a later one of the same body, which then has its full deadline."""
         arrived, limit_s = time.perf_counter(), turn.call.deadline - turn.call.arrived
         await asyncio.sleep(0)
-        urgent = turn.call.priority == PRIORITIES[0]
-        if (entry := self._entrance.enter(urgent)) is not None:
-            with contextlib.suppress(TimeoutError):  # `prepare` refuses a prefetch that is late
-                async with _until(math.inf if urgent else arrived + prefetch_waits_s(turn.call)):
-                    await entry
+        with contextlib.suppress(TimeoutError):  # `prepare` refuses a prefetch that is late
+            await self._queue(turn.call, arrived)
         turn.began, turn.began_s = time.perf_counter(), time.thread_time()
         turn.call = replace(turn.call, arrived=arrived, deadline=arrived + limit_s)
 
