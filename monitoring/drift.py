@@ -49,6 +49,7 @@ from serving.release.champion import read_champion
 from serving.release.manifest import read_manifest
 
 log = logging.getLogger(__name__)
+SAMPLE = 50_000  # answers of a window that are compared at most: a week of a large shop fits no memory
 
 VERDICT, REPORT = "verdict.json", "report.html"
 LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
@@ -96,9 +97,6 @@ def drift_of_events(
 
     end = window.until or data.events["at"].max().to_pydatetime()
     return _check(tables_of, compared, (window, reference), end, report, quick)
-
-
-SAMPLE = 50_000  # answers of a window that are compared at most: a week of a large shop fits no memory
 
 
 def drift_of_log(

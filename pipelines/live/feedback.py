@@ -8,7 +8,6 @@ again, and their impressions, which have the same ids then, count once.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import threading
@@ -99,21 +98,14 @@ def _send_segments(
     while not stop.is_set():
         began, noted = time.monotonic(), counts.segments
         segments = sorted(folder.glob("*.parquet"))
-        pause_s = min(
-            10 * (time.monotonic() - began), LONGEST_PAUSE_S
-        )  # a folder of many pods is slow to list
-        new = (one for one in segments if one.name not in sent and one.name not in broken)
+        listed_s = time.monotonic() - began  # a folder of many pods is slow to list
         try:
-            for segment in itertools.takewhile(lambda _: not stop.is_set(), new):
-                try:
-                    answers = pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
-                except (pa.ArrowException, ValueError, OSError) as error:
-                    if isinstance(error, OSError) and error.errno is not None:
-                        log.warning("%s is read again later: %s", segment.name, error)
-                        continue  # a fault of the disk: damage inside a file has no number
-                    log.warning("%s is left out, it cannot be read: %s", segment.name, error)
-                    broken.add(segment.name)
-                    counts.unreadable += 1
+            for segment in segments:
+                if stop.is_set():
+                    return counts
+                if segment.name in sent or segment.name in broken:
+                    continue
+                if (answers := _read(segment, broken)) is None:
                     continue
                 if not _send(answers, topic, delivery, counts, stop):
                     return counts
@@ -122,15 +114,29 @@ def _send_segments(
                 if counts.segments - noted >= NOTED_SEGMENTS:
                     noted = _note(position_file, sent, segments, counts)
         finally:
+            counts.unreadable = len(broken)
             if counts.segments > noted:
                 _note(position_file, sent, segments, counts)
-        if keep_days is not None and not stop.is_set():
+        if keep_days is not None:
             done = [one for one in segments if one.name in sent or one.name in broken]
             counts.deleted += _delete_old([*done, *(folder / SHADOW).glob("*.parquet")], keep_days)
         if once:
             break
-        stop.wait(max(POLL_S, pause_s))
+        stop.wait(min(max(POLL_S, 10 * listed_s), LONGEST_PAUSE_S))
     return counts
+
+
+def _read(segment: Path, broken: set[str]) -> pa.Table | None:
+    """Return a segment's answers; None if the disk does not give them now, or they are damaged."""
+    try:
+        return pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # damage inside a file has no number
+            log.warning("%s is read again later: %s", segment.name, error)
+        else:
+            log.warning("%s is left out, it cannot be read: %s", segment.name, error)
+            broken.add(segment.name)
+    return None
 
 
 def _note(file: Path, sent: set[str], segments: Sequence[Path], counts: FeedbackCounts) -> int:
