@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 SLO = ROOT / "infra" / "monitoring" / "slo.yaml"
-RESOURCE = ROOT / "infra" / "kserve" / "base" / "alerts.yaml"  # the same rules for the Prometheus Operator
+RESOURCE = ROOT / "infra" / "kserve" / "base" / "alerts.yaml"  # its `spec` is a file of rules for Prometheus
 HEAD = "# Written by `python -m monitoring.alerting` from slo.yaml: change that file, not this one.\n"
 PAGE_HEAD = "<!-- Written by `python -m monitoring.alerting` from infra/monitoring/slo.yaml. -->\n\n"
 REMEDIES = SLO.with_name("remedies.md")  # the end of the runbooks' index
@@ -33,14 +33,13 @@ def read_slo() -> dict[str, Any]:
 def written(slo: dict[str, Any]) -> dict[Path, str]:
     """Return every generated file with its content."""
     every = [*slo["objectives"], *slo["alerts"]]
-    files = {SLO.with_name("rules.yml"): HEAD + yaml.safe_dump(rules(slo), sort_keys=False, width=1_000)}
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "checkout"},
         "spec": rules(slo),
     }
-    files[RESOURCE] = HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)
+    files = {RESOURCE: HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)}
     pages = ROOT / "docs" / "runbooks"
     files |= {pages / f"{one['name']}.md": runbook(one).replace("SELECTOR", slo["selector"]) for one in every}
     files[pages / "index.md"] = index(every)
@@ -138,7 +137,7 @@ def index(every: list[dict[str, Any]]) -> str:
     )
     return (
         f"{PAGE_HEAD}# Runbooks\n\n"
-        "Each alert of `infra/monitoring/rules.yml` has a page here.\n\n"
+        "Each alert of `infra/kserve/base/alerts.yaml` has a page here.\n\n"
         "| alert | severity | owner | the shopper |\n|---|---|---|---|\n" + rows + "\n"
         f"{REMEDIES.read_text(encoding='utf-8')}"
     )
@@ -151,10 +150,13 @@ def dashboard(one: dict[str, Any], slo: dict[str, Any], place: int) -> dict[str,
     for number, panel in enumerate(one["panels"]):
         row, column = divmod(number, PANELS_A_ROW)
         objective = panel.get("objective")
-        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+        defaults: dict[str, Any] = {"unit": panel["unit"]}
+        links = []
         if objective:
-            steps.append({"color": "red", "value": round(1 - goals[objective], 6)})
-        link = {"title": "Runbook", "url": f"{slo['runbooks']}{objective}/"}
+            limit = {"color": "red", "value": round(1 - goals[objective], 6)}
+            defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": "green", "value": None}, limit]}
+            defaults["custom"] = {"thresholdsStyle": {"mode": "line"}}
+            links = [{"title": "Runbook", "url": f"{slo['runbooks']}{objective}/"}]
         panels.append(
             {
                 "id": number + 1,
@@ -163,15 +165,8 @@ def dashboard(one: dict[str, Any], slo: dict[str, Any], place: int) -> dict[str,
                 "gridPos": {"x": column * width, "y": row * PANEL_HEIGHT, "w": width, "h": PANEL_HEIGHT},
                 "datasource": {"type": "prometheus", "uid": "${datasource}"},
                 "targets": [{"refId": "A", "expr": panel["expr"]}],
-                "fieldConfig": {
-                    "defaults": {
-                        "unit": panel["unit"],
-                        "thresholds": {"mode": "absolute", "steps": steps},
-                        "custom": {"thresholdsStyle": {"mode": "line" if objective else "off"}},
-                    },
-                    "overrides": [],
-                },
-                "links": [link] if objective else [],
+                "fieldConfig": {"defaults": defaults, "overrides": []},
+                "links": links,
             }
         )
     source = {"name": "datasource", "type": "datasource", "query": "prometheus"}
