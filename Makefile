@@ -83,7 +83,8 @@ lock: $(READY) ## pin every package with its hashes: requirements/dev.lock, and 
 	$(BIN)/$(LOCK) --extra cpu --extra train --no-emit-package torch -c requirements/dev.lock -o requirements/pipeline.lock
 
 infra: $(READY) ## check images, manifests and Terraform with every tool that is installed; name the others
-	$(BIN)/python -m tests.infra.check
+	PATH="$$PWD/$(BIN):$$PATH" BUILD_IMAGES=1 APPLY_TERRAFORM=1 \
+	    $(BIN)/pytest -q -m "slow or not slow" tests/infra tests/monitoring/test_alerting.py
 
 # IMAGE is endpoint or pipeline; BUILDER any program that builds a Dockerfile.
 IMAGE ?= endpoint

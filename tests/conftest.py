@@ -113,6 +113,7 @@ def pytest_unconfigure() -> None:
 SKIPS_IN_CI = (
     "kubectl is not installed",
     "terraform is not installed",
+    "checkov is not installed",
     "no GPU",
     "this build of onnxruntime has",
     "no strace on this machine",

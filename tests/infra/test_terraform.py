@@ -50,6 +50,18 @@ def test_its_own_tests_pass(initialised: Path) -> None:
     assert f"{runs} passed, 0 failed" in done.stdout
 
 
+def test_its_files_are_formatted(initialised: Path) -> None:
+    assert terraform(initialised, "fmt", "-check", "-recursive").returncode == 0
+
+
+def test_checkov_has_no_finding() -> None:
+    if shutil.which("checkov") is None:
+        pytest.skip("checkov is not installed")
+    command = ["checkov", "--quiet", "--compact", "--config-file", "infra/terraform/.checkov.yaml"]
+    done = subprocess.run(command, cwd=TERRAFORM.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_changed_group_of_nodes_is_there_before_the_old_one_goes() -> None:
     """AWS changes no type and no zone of a group: Terraform replaces it, and two groups need two names."""
     text = (TERRAFORM / "cluster.tf").read_text(encoding="utf-8")
