@@ -109,25 +109,27 @@ def slots(documents: Documents) -> Iterator[str]:
 
 
 def images(documents: Documents) -> Iterator[str]:
-    for slot in of_kind(documents, "InferenceService"):
-        if not re.fullmatch(r"[\w.:/-]+@sha256:[0-9a-f]{64}", container(slot)["image"]):
-            yield f"{name_of(slot)}: image {container(slot)['image']} is not pinned by its digest"
+    for name, _, pod in pods(documents):
+        for one in pod["containers"]:
+            if not re.fullmatch(r"[\w.:/-]+@sha256:[0-9a-f]{64}", one["image"]):
+                yield f"{name}: image {one['image']} is not pinned by its digest"
 
 
 def least_privilege(documents: Documents) -> Iterator[str]:
-    for slot in of_kind(documents, "InferenceService"):
-        pod, inner = predictor(slot).get("securityContext", {}), container(slot).get("securityContext", {})
+    for name, _, spec in pods(documents):
+        pod, inner = spec.get("securityContext", {}), spec["containers"][0].get("securityContext", {})
+        needs_token = spec["serviceAccountName"] == "release"  # a release asks the Kubernetes API
         wanted = {
             "runAsNonRoot": pod.get("runAsNonRoot") is True and pod.get("runAsUser", 0) > 0,
             "seccompProfile": pod.get("seccompProfile") == {"type": "RuntimeDefault"},
             "readOnlyRootFilesystem": inner.get("readOnlyRootFilesystem") is True,
             "allowPrivilegeEscalation": inner.get("allowPrivilegeEscalation") is False,
             "capabilities": inner.get("capabilities") == {"drop": ["ALL"]},
-            "automountServiceAccountToken": predictor(slot).get("automountServiceAccountToken") is False,
+            "token": needs_token or spec.get("automountServiceAccountToken") is False,
         }
         for what, holds in wanted.items():
             if not holds:
-                yield f"{name_of(slot)}: {what} is not restricted"
+                yield f"{name}: {what} is not restricted"
 
 
 def resources(documents: Documents) -> Iterator[str]:
@@ -366,7 +368,7 @@ def credentials(documents: Documents) -> Iterator[str]:
     """Pods that have a role in Terraform and cannot ask EKS Pod Identity for its credentials."""
     roles = re.findall(rf'namespace += "{NAMESPACE}"\s+service_account += "(.+)"', WORKLOADS.read_text())
     assert roles
-    for name, account, labels in pods(documents):
+    for name, labels, pod in pods(documents):
         targets = [
             (peer.get("ipBlock", {}).get("cidr"), port["port"])
             for policy in of_kind(documents, "NetworkPolicy")
@@ -375,17 +377,17 @@ def credentials(documents: Documents) -> Iterator[str]:
             for peer in rule.get("to", [])
             for port in rule.get("ports", [])
         ]
-        if account in roles and AGENT not in targets:
+        if (account := pod["serviceAccountName"]) in roles and AGENT not in targets:
             yield f"{name}: has a role of {account}, and may not ask {AGENT[0]} for its credentials"
 
 
-def pods(documents: Documents) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """The name of what makes a pod, the pod's service account, and its labels."""
+def pods(documents: Documents) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    """The name of what makes a pod, the pod's labels, and its specification."""
     for slot in of_kind(documents, "InferenceService"):
-        yield name_of(slot), predictor(slot)["serviceAccountName"], pod_labels(slot)
-    for job in of_kind(documents, "CronJob"):
-        template = job["spec"]["jobTemplate"]["spec"]["template"]
-        yield name_of(job), template["spec"]["serviceAccountName"], template["metadata"]["labels"]
+        yield name_of(slot), pod_labels(slot), predictor(slot)
+    for one in (*of_kind(documents, "CronJob"), *of_kind(documents, "Deployment")):
+        spec = one["spec"]["jobTemplate"]["spec"] if one["kind"] == "CronJob" else one["spec"]
+        yield name_of(one), spec["template"]["metadata"]["labels"], spec["template"]["spec"]
 
 
 def places(documents: Documents) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """infra/kserve/release: strict schemas, least rights, and a command line that exists."""
 
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,38 +13,29 @@ from components.rollout.plan import Pace
 from feature_repo.errors import CHECK_FAILED, CONFLICT, UNREACHABLE, USAGE
 from pipelines.cli.release import rollback
 from pipelines.cli.rollout import release
-from tests.infra.policies import credentials, of_kind, schemas
+from tests.infra.policies import Documents, credentials, images, least_privilege, of_kind, schemas
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 INFRA = Path(__file__).parents[2] / "infra"
-FOLDER = INFRA / "kserve" / "release"
 REMEDIES = INFRA / "monitoring" / "remedies.md"
 
 
 @pytest.fixture
-def documents(rendered: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(rendered))
+def documents(rendered: Callable[[str], Documents]) -> Documents:
+    return rendered("release")
 
 
-@pytest.fixture(scope="module")
-def rendered() -> str:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    command = ["kubectl", "kustomize", str(FOLDER)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def test_no_pod_of_a_release_reads_answers(documents: list[dict[str, Any]]) -> None:
+def test_no_pod_of_a_release_reads_answers(documents: Documents) -> None:
     for job in of_kind(documents, "CronJob"):
         [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
         assert {one["name"] for one in container["volumeMounts"]} == {"home", "tmp", "trusted-keys"}
 
 
-def test_every_document_is_valid(documents: list[dict[str, Any]]) -> None:
-    assert list(schemas(documents)) == []
+def test_every_document_is_valid_and_the_jobs_are_restricted(documents: Documents) -> None:
+    assert [*schemas(documents), *images(documents), *least_privilege(documents)] == []
 
 
-def test_a_release_reaches_the_credentials_of_its_role(documents: list[dict[str, Any]]) -> None:
+def test_a_release_reaches_the_credentials_of_its_role(documents: Documents) -> None:
     assert list(credentials(documents)) == []
     [policy] = [
         one for one in of_kind(documents, "NetworkPolicy") if one["metadata"]["name"] == "release-out"
@@ -55,7 +44,7 @@ def test_a_release_reaches_the_credentials_of_its_role(documents: list[dict[str,
     assert len(list(credentials(documents))) == len(of_kind(documents, "CronJob"))
 
 
-def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dict[str, Any]]) -> None:
+def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: Documents) -> None:
     [role] = [one for one in of_kind(documents, "Role") if one["metadata"]["name"] == "release"]
     rights = {name: rule["verbs"] for rule in role["rules"] for name in rule["resources"]}
     assert rights == {
@@ -68,7 +57,7 @@ def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: list[dic
     assert {plural for _, plural in KINDS.values()} - {"cronjobs", "jobs"} == rights.keys()
 
 
-def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[str, Any]]) -> None:
+def test_the_options_of_the_jobs_exist(documents: Documents) -> None:
     for job in of_kind(documents, "CronJob"):
         pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
         [container] = pod["containers"]
@@ -76,16 +65,13 @@ def test_the_jobs_are_restricted_and_their_options_exist(documents: list[dict[st
         asked = {"release": release, "rollback": rollback}[word]
         known = {option for parameter in asked.params for option in parameter.opts}
         assert {one for one in container["args"] if one.startswith("--")} <= known
-        assert "@sha256:" in container["image"]
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert container["securityContext"]["readOnlyRootFilesystem"]
         assert pod["restartPolicy"] == "Never"
     assert [one["spec"].get("suspend") for one in of_kind(documents, "CronJob")] == [True, None, True]
     assert "create job $JOB --from=cronjob/rollback" in REMEDIES.read_text()
 
 
 def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(
-    documents: list[dict[str, Any]],
+    documents: Documents,
 ) -> None:
     pace = Pace()
     compared = 1 + len(pace.weights)  # the shadow, and each weight below 100 %
@@ -101,7 +87,7 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(
 
 
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(
-    documents: list[dict[str, Any]],
+    documents: Documents,
 ) -> None:
     [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
     spec = job["spec"]["jobTemplate"]["spec"]
