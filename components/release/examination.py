@@ -39,7 +39,7 @@ from components.release.gate import HEADLINE
 from components.release.served_latency import served_latency
 from feature_repo.errors import UNREACHABLE, RecoError
 from feature_repo.events import read_dataset
-from feature_repo.queries import Query, Rows
+from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
 from feature_repo.statistics import Statistics
 from serving.answer.recommender import Recommender, verify_golden
@@ -175,15 +175,16 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     except BundleInvalid as error:
         return measured | {"champion_fault": str(error)}
     with _judged(verdicts, "readable"):
-        tallies = answer(bundle, tasks, Nightly(bundle, purchases), ("blend", "two_tower"))
-        measured |= {name: _means(tally) for name, tally in tallies.items()}
+        baselines = {name: Tally.empty() for name in ("blend", "two_tower")}
+        served, _ = serve(bundle, tasks, Nightly(bundle, purchases), baselines)
+        measured |= {name: _means(tally) for name, tally in ({"served": served} | baselines).items()}
     if any(verdicts.values()):
         return measured
     if theirs is not None:
         translated = [_translate(task, bundle.statistics, theirs.statistics) for task in tasks]
         counts = Nightly(theirs, purchases, pd.Timestamp(bundle.manifest["cut"]))
-        champions = answer(theirs, translated, counts)["served"]
-        pairs = (_headline(tally) for tally in (tallies["served"], champions))
+        champions, _ = serve(theirs, translated, counts)
+        pairs = (_headline(tally) for tally in (served, champions))
         interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
         measured["champion"] = {**_means(champions), "interval": interval}
         start = pd.Timestamp(bundle.manifest["cut"])
@@ -259,15 +260,6 @@ def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:
     return np.concatenate(scores)
 
 
-def answer(
-    bundle: Bundle, tasks: Sequence[Task], counts: Nightly, baselines: Sequence[str] = ()
-) -> dict[str, Tally]:
-    """Return the tally of the served path in these baskets, and of the baselines beside it."""
-    others = {name: Tally.empty() for name in baselines}
-    served, _ = serve(bundle, tasks, counts, others)
-    return {"served": served, **others}
-
-
 def _headline(tally: Tally) -> np.ndarray:
     return np.array(tally.rows)[:, METRICS.index(HEADLINE)]
 
@@ -293,7 +285,8 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
     statistics = bundle.statistics
     left = len(statistics.item_ids) - len(bundle.removed)
     k = min(bundle.settings.quotas.tower or Quotas.tower, statistics.known_items, left)
-    queries = [query for query in _queries(bundle, tasks) if query.says_something]
+    prepared = [one for _, one in prepared_tasks(bundle, tasks)]
+    queries = [one.query for one in prepared if one.query.says_something]
     if not queries:
         return 1.0  # nothing is ever searched
     tower = bundle.profiles[DEFAULT_PROFILE].tower
@@ -304,10 +297,6 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
     found = tower.search(queries, k)
     near = [np.count_nonzero(row[codes] >= low) for row, low, codes in zip(exact, last, found, strict=True)]
     return float(np.mean(near)) / k
-
-
-def _queries(bundle: Bundle, tasks: Sequence[Task]) -> list[Query]:
-    return [prepared.query for _, prepared in prepared_tasks(bundle, tasks)]
 
 
 def _stored_vectors(bundle: Bundle) -> np.ndarray:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from components.home import default_tracking_uri, write_json
 from feature_repo.errors import RecoError, without_password
 
@@ -63,10 +65,9 @@ def read_line(text: str) -> Promotion:
         HistoryBroken: the text is no line.
     """
     try:
-        line = Promotion(**json.loads(text))
+        return Promotion(**json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise HistoryBroken(f"{text[:80]!r} is no line of the history ({error})") from error
-    return line
 
 
 def read_history(tags: Mapping[str, str], alias: str | None) -> list[Promotion]:
@@ -143,17 +144,14 @@ def _read_heads(home: Path) -> dict[str, tuple[int, str]]:
     """Return number and hash of the last line of each model."""
     file = home / HEAD_FILE
     try:
-        heads = {
-            name: (int(number), str(held)) for name, (number, held) in json.loads(file.read_bytes()).items()
-        }
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, str]])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise HistoryBroken(
             f"{file} holds no last lines ({error}); nothing was changed: restore it from a backup, or remove "
             "it if `reco history` then shows the promotions that you expect"
         ) from error
-    return heads
 
 
 def stack(history: Sequence[Promotion]) -> list[str]:

@@ -134,8 +134,7 @@ class ModelCatalogue:
         # then the gate measures again.
         kept = json.loads(file.read_bytes()) if file.is_file() else {}
         previous = self._registry().alias(CHAMPION) or ""
-        # One that was kept before the gate asked for the catalogue lacks it.
-        is_of_now = kept.get("previous") == previous and ("known" in kept["measured"] or not previous)
+        is_of_now = kept.get("previous") == previous
         self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
 
     def undo(self, record: Release) -> None:

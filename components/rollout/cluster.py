@@ -60,25 +60,13 @@ class _AccountToken(httpx.Auth):
         yield request
 
 
-def _is_address(url: str) -> bool:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host)
-
-
 def connect(url: str) -> httpx.Client:
     """Return a connection to a URL without credentials (`kubectl proxy`); `pod` or empty: the pod's cluster.
 
     Raises:
-        NoCluster: there is no URL, and this is no pod; or it is not one.
+        NoCluster: there is no URL, and this is no pod.
     """
     if url not in ("", IN_POD):
-        if not _is_address(url):
-            raise NoCluster(
-                f"{url!r:.200} is no address of a cluster; expected http://HOST:PORT or https://HOST"
-            )
         return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
     if not (ACCOUNT / "token").is_file():
         raise NoCluster(

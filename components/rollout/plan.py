@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from components.rollout.comparison import ABORT, GO, GateVerdict
 from feature_repo.errors import RecoError
 
@@ -171,10 +173,8 @@ def from_json(text: str) -> Release:
         RecordInvalid: this version of the code cannot read it.
     """
     try:
-        fields = json.loads(text)
-        fields.pop("overlap", None)  # of a record of before
-        return Release(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("gate", "earlier")}})
-    except (ValueError, TypeError, AttributeError) as error:
+        return msgspec.json.decode(text, type=Release)
+    except msgspec.MsgspecError as error:
         raise RecordInvalid(
             f"the annotation reco.dev/release of the route is no record ({error}): see that no release runs, "
             "then remove it with `kubectl annotate httproute checkout reco.dev/release-`, or start "

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.home import Conflict
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 from serving.release.bundle import SIGNATURE_FILES
 from serving.release.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
 
 MANIFEST = "manifest.json"
 
@@ -64,7 +60,7 @@ def publish_bundle(bundle: Path, place: str) -> int:
                 raise Conflict(
                     f"another bundle lies at {place}: bundles are never overwritten; remove neither"
                 )
-            names = [name for name in signatures if not _holds(store, f"{root}/{name}", bundle / name)]
+            names = signatures
         for name in names:
             target = f"{root}/{name}"
             store.create_dir(target.rpartition("/")[0], recursive=True)
@@ -77,12 +73,3 @@ def publish_bundle(bundle: Path, place: str) -> int:
     except OSError as error:
         raise PlaceUnreachable(f"{place} cannot be written ({str(error)[:200]})") from error
     return written
-
-
-def _holds(store: FileSystem, target: str, file: Path) -> bool:
-    """Say whether a file of the store has the bytes of ours."""
-    try:
-        with store.open_input_file(target) as stream:
-            return bool(stream.read() == file.read_bytes())
-    except FileNotFoundError:
-        return False
