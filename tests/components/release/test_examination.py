@@ -8,7 +8,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,18 +27,16 @@ from components.release.examination import MemoryShort, examine, examine_apart, 
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry
-from components.release.signing import sign
 from feature_repo.errors import UNREACHABLE
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import SIGNATURE_FILES, load_bundle
+from serving.release.bundle import load_bundle
 from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
 from serving.release.manifest import read_manifest
 from serving.stores.online_features import MemoryStore
-from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +54,7 @@ def reseal(bundle: Path, settings: dict[str, Any] | None = None, **fields: str) 
     body |= {"made_from": {**body["made_from"], "by": "a forger"}, **fields}
     body["settings"] |= settings or {}
     del body["bundle_id"]
-    files = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name not in SIGNATURE_FILES)
+    files = sorted(path for path in bundle.rglob("*") if path.is_file())
     body["files"] = {
         file.relative_to(bundle).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
     }
@@ -201,17 +198,6 @@ def another_answer(bundle: Path) -> None:
     reseal(bundle)
 
 
-def unsigned(bundle: Path) -> None:
-    for name in SIGNATURE_FILES:
-        (bundle / name).unlink()
-
-
-def downgraded(bundle: Path) -> None:
-    """An older honest bundle with a true signature of its time."""
-    reseal(bundle)
-    sign(bundle, ORIGINAL["key"], at=SIGNED_AT - timedelta(days=1))
-
-
 def flatter(evaluation: dict[str, Any]) -> None:
     evaluation["served"]["ndcg_at_10"] = 0.99
 
@@ -228,7 +214,6 @@ def poor_student(chain: list[dict[str, Any]]) -> None:
 
 LAST_CODE = 80  # of the toy shop's items, shifted by one
 RARE_SIZE = 6
-SIGNED_AT = datetime(2026, 11, 1, tzinfo=UTC)
 ORIGINAL: dict[str, Path] = {}
 
 BAD: dict[str, tuple[Forge, str]] = {
@@ -257,8 +242,6 @@ BAD: dict[str, tuple[Forge, str]] = {
     "worse": (partial(edit_ranker, worse), "ndcg_at_10 against champion"),
     "slower": (partial(edit_ranker, slower), "p99_ms against champion"),
     "an index that finds little": (coarse_index, "index_recall"),
-    "unsigned": (unsigned, "signature"),
-    "downgraded": (downgraded, "signature"),
 }
 # An endpoint opens what passes these checks; it reads no evaluation.
 OPENED = ("files", "readable", "golden requests")
@@ -266,22 +249,16 @@ OPENED = ("files", "readable", "golden requests")
 
 @pytest.fixture(scope="module")
 def shop(toy_line: Path, migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose champion is the toy bundle, signed; made once, copied for each test.
-
-    Version 2 is honest and signed, too.
-    """
+    """A home whose champion is the toy bundle, made once, copied for each test. Version 2 is honest, too."""
     home = tmp_path_factory.mktemp("shop")
     shutil.copyfile(migrated, home / "mlflow.db")
     registry = Registry(default_tracking_uri(home), NAME)
     honest, again = home / "honest", home / "again"
     ORIGINAL["golden"] = honest / "golden.jsonl"
-    ORIGINAL["key"], _ = write_keys(home, "ours")
     shutil.copytree(toy_line / "evaluated", honest)
-    sign(honest, ORIGINAL["key"], at=SIGNED_AT)
     shutil.copytree(toy_line / "evaluated", again)
     reseal(again, {"novelty": 0.0})  # another id
     record(again)
-    sign(again, ORIGINAL["key"], at=SIGNED_AT + timedelta(days=1))
     add(registry, honest)
     promote(home, toy_line, "1")
     add(registry, again)
@@ -315,13 +292,12 @@ def test_a_bad_bundle_is_refused_by_the_name_of_its_check(
 ) -> None:
     forge, named = BAD[kind]
     bad = tmp_path / "bad"
-    shutil.copytree(home / "honest", bad)  # with its signatures
+    shutil.copytree(home / "honest", bad)
     reseal(bad)
     forge(bad)
     registry, before = Registry(default_tracking_uri(home), NAME), read_champion(home)
     version = add(registry, bad)
-    keys = home / "trusted" if named == "signature" else None
-    refused = promote(home, toy_line, version, dry_run=True, trusted_keys=keys)
+    refused = promote(home, toy_line, version, dry_run=True)
     assert named in [check["metric"] for check in refused["checks"] if not check["passed"]]
     assert (registry.alias("champion"), read_champion(home), len(registry.history())) == ("1", before, 1)
 
