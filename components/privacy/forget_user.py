@@ -189,7 +189,7 @@ class _Erasure:
         ):
             self.note(place, erase)
             report.places.append(place)
-        report.places += [*self.stopped_store(), *self.bundles(), *self.unreadable(), *ELSEWHERE]
+        report.places += [*self.stopped_store(), self.bundles(), *self.unreadable(), *ELSEWHERE]
         return report
 
     def note(self, place: Place, erase: Callable[[], int]) -> int:
@@ -331,7 +331,7 @@ class _Erasure:
     def _loose(self, pattern: str, done: set[Path]) -> Iterator[Path]:
         return (file for file in files(self.home, pattern) if file.parent not in done)
 
-    def bundles(self) -> list[Place]:
+    def bundles(self) -> Place:
         """Say which bundles hold the user: they are sealed, and serve or may be gone back to."""
         try:
             champion = read_champion(self.home).bundle_id
@@ -341,25 +341,19 @@ class _Erasure:
         place = Place("bundles", "golden requests and reference answers")
         held = {path: count for path, count in counts.items() if count}
         if not held:
-            return [place]
+            return place
         place.state = REMAINS
         notes = [
             f"{sum(held.values())} in {len(held)} sealed bundles, none in those that are made from now on"
         ]
-        copies = {path for path in held if _bundle_id(path) == champion}  # also its run's, and the registry's
-        if copies:
+        # The champion has copies: of its run, and of the registry.
+        others = sorted(str(path.relative_to(self.home)) for path in held if _bundle_id(path) != champion)
+        if len(others) < len(held):
             notes.append("the champion is one: it remains until the next promotion")
-        others = {str(path.relative_to(self.home)) for path in held.keys() - copies}
-        of_runs = {path for path in others if path.startswith("runs/")}
-        if of_runs:
-            notes.append(
-                f"{len(of_runs)} are artifacts of runs and go when three newer runs have ended, those of the "
-                "champion's run after the next promotion"
-            )
-        if others > of_runs:
-            notes.append(f"kept to go back to, delete them by hand: {', '.join(sorted(others - of_runs))}")
+        if others:
+            notes.append(f"delete by hand those that are not in runs/: {', '.join(others)}")
         place.note = "; ".join(notes)
-        return [place]
+        return place
 
     def _named_in(self, bundle: Path) -> int:
         try:

@@ -295,11 +295,17 @@ def test_a_damaged_file_is_named_and_the_rest_is_done(home: Path) -> None:
     half = home / "extended"
     half.mkdir()
     (half / "golden.jsonl").write_text('{"request": {"user_')
+    segment = home / "offline_store" / EVENTS / streamed_name(2, 0, 5)
+    segment.write_bytes(b"half a segment")
+    (home / "stream.json").write_text("{")
     report = forget_user(settings_of(home), USER)
     [place] = [place for place in report.places if place.place == "damaged files"]
     assert place.state == REMAINS
-    assert {"offline_store/old/copy.parquet", "extended"} <= set(place.note.rpartition(": ")[2].split(", "))
+    named = {"offline_store/old/copy.parquet", "extended", str(segment.relative_to(home))}
+    assert named <= set(place.note.rpartition(": ")[2].split(", "))
     assert places(report)["runs and data sets"][0] > 390
+    assert places(report)["archive"] == (392, DONE)
+    assert Forgotten.load(home).until(USER) is not None
 
 
 @pytest.mark.parametrize("damaged", ["manifest.json", "items.parquet", "events.parquet"])
@@ -342,28 +348,17 @@ def test_a_flipped_byte_and_a_refused_row_that_was_cut_off_hold_nothing_up(home:
     assert LONGER in (folder / "quarantine.jsonl").read_text()
 
 
-def test_a_damaged_archive_and_state_of_the_stream_hold_nothing_up(home: Path) -> None:
-    (home / "offline_store" / EVENTS / streamed_name(2, 0, 5)).write_bytes(b"half a segment")
-    (home / "stream.json").write_text("{")
-    report = forget_user(settings_of(home), USER)
-    assert Forgotten.load(home).until(USER) is not None
-    [place] = [place for place in report.places if place.place == "damaged files"]
-    assert streamed_name(2, 0, 5) in place.note
-    assert places(report)["archive"] == (392, DONE)
-
-
-def test_an_answer_of_tomorrow_comes_back_no_more(home: Path) -> None:
+def test_an_answer_of_tomorrow_comes_back_no_more_and_one_of_far_ahead_forgets_no_user_for_ever(
+    home: Path,
+) -> None:
     """The checkout asked with its clock ahead: the answer becomes an impression of tomorrow."""
-    ahead = time.time() + 43_200
-    logged(home, (USER, ahead))
+    now, day_s = time.time(), 86_400
+    logged(home, (USER, now + day_s / 2))
     forget_user(settings_of(home), USER)
-    assert Forgotten.load(home).covers(USER, int(ahead * 1e6))
-
-
-def test_a_request_from_the_far_future_forgets_no_user_for_ever(home: Path) -> None:
-    logged(home, (USER, time.time() + 9e9))
+    assert Forgotten.load(home).covers(USER, int((now + day_s / 2) * 1e6))
+    logged(home, (USER, now + 9e9))
     forget_user(settings_of(home), USER)
-    assert not Forgotten.load(home).covers(USER, int((time.time() + 2 * 86_400) * 1e6))
+    assert not Forgotten.load(home).covers(USER, int((now + 2 * day_s) * 1e6))
 
 
 def test_one_at_a_time(home: Path) -> None:
