@@ -7,7 +7,7 @@ So nothing is read from an evaluation: the gate's own process asks both, one que
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,7 @@ def served_latency(
                 if turn >= 0:
                     took[name][turn, number] = (time.perf_counter() - began) * 1e3
     found = {name: {"bundle_id": bundles[name].bundle_id, **_summary(ms.min(0))} for name, ms in took.items()}
-    added = {}
-    if champion is not None:
-        mean_ms = [found[name]["mean_ms"] for name in ("challenger", "champion")]
-        added = {"added_ms": round(mean_ms[0] - mean_ms[1], 4)}
-    return {**added, **found, **measured_on()}
+    return {**_added(found), **found, **measured_on()}
 
 
 def _recommender(bundle: Bundle, tasks: Sequence[Task]) -> Recommender:
@@ -56,6 +52,12 @@ def _recommender(bundle: Bundle, tasks: Sequence[Task]) -> Recommender:
     for task in tasks:
         store.write(task.user_id, UserRow(pack(task.history), float(task.at)))
     return Recommender(bundle, store)
+
+
+def _added(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    if "champion" not in found:
+        return {}
+    return {"added_ms": round(found["challenger"]["mean_ms"] - found["champion"]["mean_ms"], 4)}
 
 
 def _summary(ms: np.ndarray) -> dict[str, float]:
