@@ -20,10 +20,10 @@ class GateFailed(RecoError):
     def __init__(self, check: Check, more: int = 0) -> None:
         """Take the first check that failed, and how many others did."""
         got = "missing" if check.got is None else f"{check.got:.4f}"
-        limit = "" if check.is_verdict else f" is {got}, {check.limit}"
+        limit = f"{'allowed' if check.at_most else 'needed'} {check.need:.4f}"
+        values = "" if check.is_verdict else f" is {got}, {limit}"
         also = f" ({more} more checks failed)" if more else ""
-        super().__init__(f"{check.metric}{limit}: {check.reason}; bundle not promoted{also}")
-        self.metric, self.got, self.need = check.metric, check.got, check.need
+        super().__init__(f"{check.metric}{values}: {check.reason}; bundle not promoted{also}")
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,6 @@ class Check:
         if self.got is None or not math.isfinite(self.got):
             return False
         return self.got <= self.need if self.at_most else self.got >= self.need
-
-    @property
-    def limit(self) -> str:
-        """The needed value in words."""
-        return f"{'allowed' if self.at_most else 'needed'} {self.need:.4f}"
 
 
 def verdict(metric: str, fault: str = "") -> Check:

@@ -66,6 +66,9 @@ def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
     [
         (BundleParams, {"history": -1}, "quota history is '-1'"),
         (BundleParams, {"candidates": 0}, "candidates is 0"),
+        (BundleParams, {"type_penalty": 0.0}, "type_penalty 0.0, .*: expected a penalty of more than 0"),
+        (BundleParams, {"novelty": -0.1}, "novelty -0.1, .*: expected"),
+        (BundleParams, {"novel_slots": [0]}, r"novel_slots is \(0,\), expected places from 1"),
         (BundleParams, {"profiles": {"lunch": {"quotas": {"tower": 3.5}}}}, "'lunch': quota tower is '3.5'"),
         (
             BundleParams,

@@ -91,10 +91,7 @@ def test_a_sample_may_differ_from_the_evaluation_by_chance() -> None:
 def test_the_error_names_metric_got_and_need() -> None:
     with pytest.raises(GateFailed) as caught:
         enforce(compare(measured(0.15, champion=0.2)))
-    error = caught.value
-    assert (error.metric, error.got) == ("ndcg_at_10 against blend", 0.15)
-    assert error.need == pytest.approx(1.2 * 0.13)
-    assert str(error) == (
+    assert str(caught.value) == (
         "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, which reaches 0.1300 "
         "on the same baskets; bundle not promoted (2 more checks failed)"
     )

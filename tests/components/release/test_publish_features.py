@@ -206,7 +206,24 @@ class TestSqlite:
         self, moment: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
-        assert_nobody_comes_back("1", moment, features, tmp_path, "", monkeypatch)
+        """Just after one of the publication's own steps."""
+        step, reports = getattr(module, moment), []
+
+        def meanwhile(*given: Any) -> Any:
+            done = step(*given)
+            reports.append(forget_user(Settings(home=tmp_path), "1"))
+            return done
+
+        monkeypatch.setattr(module, moment, meanwhile)
+        counts = publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
+        assert {report.exit_code for report in reports} == {0}
+        assert held(f"sqlite:///{tmp_path / 'online_store.db'}").keys() == {*USERS} - {"1"}
+        assert counts["users"] == len(USERS) - 1
+        files = (tmp_path / "offline_store").rglob("*.parquet")
+        of_users = [file for file in files if "user_id" in pq.read_schema(file).names]
+        assert of_users
+        for file in of_users:
+            assert "1" not in pq.read_table(file, columns=["user_id"])["user_id"].to_pylist(), file
 
     def test_a_stop_while_writing_leaves_the_old_file(
         self, home: Path, features: Path, monkeypatch: pytest.MonkeyPatch
@@ -326,17 +343,6 @@ class TestRedis:
         assert_reads_equal_feasts(home, url, url)
         assert not (home / "online_store.db").exists()
 
-    @pytest.mark.parametrize("moment", ["user_table", "_materialize"])
-    def test_a_user_forgotten_meanwhile_does_not_come_back(
-        self,
-        moment: str,
-        cache: tuple[str, redis.Redis],
-        features: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        assert_nobody_comes_back("1", moment, features, tmp_path, cache[0], monkeypatch)
-
     def test_a_running_endpoint_always_finds_its_users(
         self, cache: tuple[str, redis.Redis], features: Path, tmp_path: Path
     ) -> None:
@@ -421,29 +427,6 @@ class TestRedis:
             publish_features(features / "earlier", iso(CUT), PROMOTED, str(home), url)
             assert held(url) == published(features / "earlier")
             assert_reads_equal_feasts(home, url, url)
-
-
-def assert_nobody_comes_back(
-    user: str, moment: str, features: Path, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Publish while a user is forgotten just after one of the publication's own steps."""
-    step, reports = getattr(module, moment), []
-
-    def meanwhile(*given: Any) -> Any:
-        done = step(*given)
-        reports.append(forget_user(Settings(home=home, store_url=url), user))
-        return done
-
-    monkeypatch.setattr(module, moment, meanwhile)
-    counts = publish_features(features / "earlier", iso(CUT), PROMOTED, str(home), url)
-    assert {report.exit_code for report in reports} == {0}
-    assert held(url or f"sqlite:///{home / 'online_store.db'}").keys() == {*USERS} - {user}
-    assert counts["users"] == len(USERS) - 1
-    files = (home / "offline_store").rglob("*.parquet")
-    of_users = [file for file in files if "user_id" in pq.read_schema(file).names]
-    assert of_users
-    for file in of_users:
-        assert user not in pq.read_table(file, columns=["user_id"])["user_id"].to_pylist(), file
 
 
 def stream(*brought: tuple[str, str, str, int, int]) -> pa.Table:

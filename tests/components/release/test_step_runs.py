@@ -55,15 +55,3 @@ def test_a_server_that_is_away_costs_the_record_alone(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         assert recorded("http://127.0.0.1:9", "recommender", "train", {}, lambda: {"loss": 1}) == {"loss": 1}
     assert "train is not recorded in MLflow: no registry at" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_server_that_refuses_the_run_costs_the_record_alone(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorded(uri, "recommender", "train", {}, lambda: {"loss": 1})
-    client = MlflowClient(uri, uri)
-    client.delete_experiment(runs(uri)[0].info.experiment_id)
-    with caplog.at_level(logging.WARNING):
-        assert recorded(uri, "recommender", "prune", {}, lambda: {"loss": 2}) == {"loss": 2}
-    assert "prune is not recorded in MLflow: " in caplog.text
