@@ -63,11 +63,6 @@ def test_a_row_that_cannot_be_read_goes_too(tmp_path: Path, row_of: Callable[...
     assert erase_row(f"sqlite:///{tmp_path / 'online_store.db'}", "u1", UNTIL) > 0
 
 
-def test_an_unreachable_store_is_reported() -> None:
-    with pytest.raises(ConnectionError, match="cannot be reached"):
-        erase_row("redis://127.0.0.1:1/0", "u1", UNTIL)
-
-
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [(b"HTTP/1.1 400 Bad Request\r\n", "InvalidResponse"), (b"-NOPERM hunter2\r\n", "NoPermissionError")],

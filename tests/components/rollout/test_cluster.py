@@ -1,7 +1,5 @@
 """A Kubernetes API that is away or refuses; tests/pipelines/live/test_cluster_api.py has the rest."""
 
-from pathlib import Path
-
 import httpx
 import pytest
 
@@ -21,6 +19,7 @@ def test_an_api_that_is_away_or_no_url_is_named() -> None:
     ("status", "error", "says"),
     [
         (403, ClusterRefused, "rights of infra/kserve/release/rights.yaml"),
+        (404, ClusterRefused, "apply infra/kserve"),
         (429, ClusterUnreachable, "answers 429 \\(busy\\)"),
         (503, ClusterUnreachable, "answers 503 \\(busy\\)"),
     ],
@@ -49,7 +48,3 @@ def test_a_read_is_repeated_after_a_fault_that_passes_and_a_write_is_not(status:
     with pytest.raises(ClusterUnreachable, match="reset"):
         cluster.create("Job", {})
     assert calls == ["GET"] * 3 + ["POST"]
-
-
-def test_a_refusal_names_a_file_that_exists() -> None:
-    assert (Path(__file__).parents[3] / "infra" / "kserve" / "release" / "rights.yaml").is_file()

@@ -9,7 +9,6 @@ import yaml
 
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
-from components.rollout.cluster import ClusterRefused
 from components.rollout.deploy_endpoint import LONGEST_S, ReleaseFailed, deploy_endpoint
 from pipelines.cli.rollout import release
 from pipelines.live.cluster_api import ApiServer, Objects
@@ -163,9 +162,3 @@ def test_an_api_that_is_away_is_asked_again_until_the_time_runs_out(
     assert LONGEST_S <= step.now - began < LONGEST_S + 200.0
     job = yaml.safe_load(JOBS.read_text().split("---")[0])["spec"]["jobTemplate"]["spec"]
     assert job["activeDeadlineSeconds"] < LONGEST_S
-
-
-def test_without_the_template_the_error_says_what_to_apply(step: Step) -> None:
-    step.api.objects.delete(("cronjobs", "checkout", "release"))
-    with pytest.raises(ClusterRefused, match="infra/kserve"):
-        step()
