@@ -12,7 +12,7 @@ FIGURES := .reco/figures
 # Workers of the test run: twice two cores, because many tests wait. Each needs up to 2 GiB of memory.
 WORKERS ?= 4
 
-.PHONY: help setup run test check lint docs figures fuzz serve demo lock infra image sbom clean
+.PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up request
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
 	$(BIN)/python -m tests.fuzz.attacks
+
+storm: $(READY) ## 50 promotions killed at any point, 200 rounds of eight promotions and a rollback at once: half an hour
+	STORM_KILLS=50 STORM_ROUNDS=200 $(BIN)/pytest -q -s -m slow tests/components/release/test_promotion_storm.py
 
 serve: $(READY) ## the KServe endpoint with the champion, on http://127.0.0.1:8080
 	$(BIN)/reco serve
