@@ -160,12 +160,6 @@ BATCH_REQUESTS = Histogram(
 BATCH_QUEUE_SECONDS = Histogram(
     "reco_batch_queue_seconds", "Time a request waited to share a call of a remote ranker", buckets=BUCKETS_S
 )
-BATCH_REFUSED = Counter(
-    "reco_batch_refused", "Requests refused because too many wait for the remote ranker", ["priority"]
-)
-BATCH_EXPIRED = Counter(
-    "reco_batch_expired", "Requests whose deadline passed before the remote ranker was asked"
-)
 CACHE_LOOKUPS = Counter(
     "reco_cache_lookups",
     "Look-ups of a cached list, by level (process) and outcome (hit, miss, refused)",

@@ -24,7 +24,7 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2 import (
 )
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
-from serving.checkout.batching import Batcher, Priority
+from serving.checkout.batching import Batcher
 from serving.checkout.checkout import Turn
 from serving.errors import (
     DeadlineExceeded,
@@ -93,7 +93,6 @@ class RemoteRanker:
 
         Raises:
             DeadlineExceeded: the scores did not come in time.
-            Overloaded: too many requests wait for the ranker.
             RankerUnavailable: the ranker is not there, refuses, or does not answer with scores.
             RankerMismatch: the scores are of another bundle.
         """
@@ -112,7 +111,7 @@ class RemoteRanker:
             (dense, categorical),
             rows=len(dense),
             bundle_id=turn.recommender.bundle.bundle_id,
-            priority=Priority[turn.call.priority.upper()],
+            priority=turn.call.priority,
             deadline=deadline,
         )
         return scores
