@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -303,10 +304,9 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
         thread.join()
 
 
-# Looking up a label's counter costs more than counting, so counters in use are cached.
-_responses: dict[tuple[str, str | None], Counter] = {}
-_requests: dict[tuple[str, str, str], Histogram] = {}
-_stages: dict[str, Histogram] = {}
+@functools.cache  # looking up a label's counter costs more than counting
+def _labelled(metric: Any, *values: str) -> Any:
+    return metric.labels(*values)
 
 
 def count_response(
@@ -327,24 +327,12 @@ def count_response(
         route: one of ROUTES.
         priority: of the call.
     """
-    counter = _responses.get((rung, degraded_reason))
-    if counter is None:
-        counter = RESPONSES.labels(rung, degraded_reason or "none")
-        _responses[rung, degraded_reason] = counter
-    counter.inc()
+    _labelled(RESPONSES, rung, degraded_reason or "none").inc()
     ANSWER_SECONDS.observe(took_s)
-    request = _requests.get((route, priority, rung))
-    if request is None:
-        request = REQUEST_SECONDS.labels(route, priority, rung)
-        _requests[route, priority, rung] = request
-    request.observe(took_s)
+    _labelled(REQUEST_SECONDS, route, priority, rung).observe(took_s)
     for stage, ms in stage_ms.items():
-        if stage == "total":
-            continue
-        histogram = _stages.get(stage)
-        if histogram is None:
-            histogram = _stages[stage] = STAGE_SECONDS.labels(stage)
-        histogram.observe(ms / 1e3)
+        if stage != "total":
+            _labelled(STAGE_SECONDS, stage).observe(ms / 1e3)
 
 
 def count_rejected(reason: str) -> None:

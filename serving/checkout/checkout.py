@@ -210,55 +210,35 @@ class Checkout:
         if self._is_late(turn):
             return
         if turn.recommender.answers is not None:
-            await self._look(turn, admitted=not refused)
+            with _stage(turn, "cache", None):
+                await self._look(turn, admitted=not refused)
             if self._is_late(turn):
                 return
         if refused:
             turn.response = _step_down(turn, refused)
             return
-        began = time.perf_counter()
-        try:
-            with self.service.admission.computing():
-                turn.prepared = await self._gather(turn)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("preprocess failed; answered from a lower rung")
-            turn.response = _step_down(turn, "preprocess_error")
-        turn.stages.append(("preprocess", began, time.perf_counter()))
+        with _stage(turn, "preprocess", "preprocess_error"), self.service.admission.computing():
+            turn.prepared = await self._gather(turn)
 
     async def rank(self, turn: Turn) -> None:
         """Score the candidates."""
         if self._is_late(turn):
             return
-        began = time.perf_counter()
-        try:
-            with self.service.admission.computing():
-                turn.scores = await self._score(turn)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("predict failed; answered from a lower rung")
-            turn.response = _step_down(turn, "predict_error")
-        turn.stages.append(("predict", began, time.perf_counter()))
+        with _stage(turn, "predict", "predict_error"), self.service.admission.computing():
+            turn.scores = await self._score(turn)
 
     def finish(self, turn: Turn) -> Response:
         """Make the list, unless a lower rung has answered, and show it to the observers."""
-        began = time.perf_counter()
-        if turn.response is None:
-            try:
+        with _stage(turn, "postprocess", "postprocess_error"):
+            if turn.response is None:
                 assert turn.prepared is not None
                 assert turn.scores is not None
+                began = time.perf_counter()
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
                 self.service.admission.served(turn.began_s, time.thread_time())
                 now = time.perf_counter()
                 self.service.budgets.reranking.learn(now - began, now)
-            except Exception:  # noqa: BLE001 - as above
-                _log.exception("postprocess failed; answered from a lower rung")
-                turn.response = _step_down(turn, "postprocess_error")
-        turn.stages.append(("postprocess", began, time.perf_counter()))
+        assert turn.response is not None
         for observe in self.service.observers:
             try:
                 observe(turn)
@@ -349,18 +329,11 @@ class Checkout:
         """Answer with a cached list, or with one that is computed now for the cache.
 
         A turn that gets no response here is computed on its own.
+
+        Raises:
+            RankingFailed: naming the reason.
         """
         began = time.perf_counter()
-        try:
-            await self._answer_from_cache(turn, began, admitted)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("the cache failed; answered without it")
-        turn.stages.append(("cache", began, time.perf_counter()))
-
-    async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
         recommender, request, deadline = turn.recommender, turn.request, turn.call.deadline
         assert recommender.answers is not None
         read_by = deadline - self.service.budgets.after_features_s(_fewest(turn))
@@ -442,6 +415,28 @@ class Checkout:
         if turn.response is None and time.perf_counter() > turn.call.deadline:
             turn.response = _step_down(turn, DeadlineExceeded.reason)
         return turn.response is not None
+
+
+@contextlib.contextmanager
+def _stage(turn: Turn, name: str, fault: str | None) -> Iterator[None]:
+    """Time a stage; where it fails, a lower rung answers: no fault of ours may become a 500.
+
+    Args:
+        turn: gets the answer and the times.
+        name: of the stage.
+        fault: reason of that answer if the error is our own; None: the answer goes on without the stage.
+    """
+    began = time.perf_counter()
+    try:
+        yield
+    except RankingFailed as error:
+        _log.warning("answered from a lower rung: %s", error)
+        turn.response = _step_down(turn, error.reason)
+    except Exception:  # noqa: BLE001 - the edge of the process
+        _log.exception("%s failed; answered %s", name, "from a lower rung" if fault else "without it")
+        if fault:
+            turn.response = _step_down(turn, fault)
+    turn.stages.append((name, began, time.perf_counter()))
 
 
 def _fewest(turn: Turn) -> int:
