@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,45 +199,38 @@ class ProcessMetrics:
         """Read them all from the system: no process holds the sums."""
         if self._parent is None or self._folder is None:
             return self._families([psutil.Process()], 0)
-        parent, living = psutil.Process(self._parent), list[psutil.Process]()
+        parent = psutil.Process(self._parent)
+        living, usage, ran = list[psutil.Process](), list[tuple[int, int, int]](), list[Any]()
         for pid in _pids(self._folder, "gauge_livesum"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 living.append(psutil.Process(pid))
-        deaths = len(_pids(self._folder, "counter")) - len(living)
-        usage = []
         for child in living:
             with contextlib.suppress(psutil.Error):
-                usage.append(
-                    (child.memory_info().rss, child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0])
-                )
+                files = child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0]
+                usage.append((child.memory_info().rss, *files))
         # With the children of each that are no more: the fork server's are those that answered.
-        times = _times({parent, *parent.children(recursive=True), *living})
-        cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in times)
+        for process in {parent, *parent.children(recursive=True), *living}:
+            with contextlib.suppress(psutil.Error):
+                ran.append(process.cpu_times())
+        cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in ran)
+        memory, opened, most = zip(*usage, strict=True) if usage else ((0,), (0,), (0,))
         return [
-            *self._families(living, deaths),
+            *self._families(living, len(_pids(self._folder, "counter")) - len(living)),
             CounterMetricFamily("process_cpu_seconds", "Processor time of all processes", cpu_s),
-            _gauge("process_resident_memory_bytes", "Memory of all processes", sum(one[0] for one in usage)),
-            _gauge(
-                "process_open_fds",
-                "Open files, of the process with most",
-                max((u[1] for u in usage), default=0),
+            GaugeMetricFamily("process_resident_memory_bytes", "Memory of all processes", sum(memory)),
+            GaugeMetricFamily("process_open_fds", "Open files, of the process with most", max(opened)),
+            GaugeMetricFamily("process_max_fds", "Most files that one may open", min(most)),
+            GaugeMetricFamily(
+                "process_start_time_seconds", "Unix time of the start of the first", parent.create_time()
             ),
-            _gauge("process_max_fds", "Most files that one may open", min((u[2] for u in usage), default=0)),
-            _gauge("process_start_time_seconds", "Unix time of the start of the first", parent.create_time()),
         ]
 
     @staticmethod
     def _families(living: list[psutil.Process], deaths: int) -> list[Metric]:
         return [
-            _gauge("reco_processes", "Processes that answer", len(living)),
+            GaugeMetricFamily("reco_processes", "Processes that answer", len(living)),
             CounterMetricFamily("reco_process_deaths", "Processes that ended while the endpoint ran", deaths),
         ]
-
-
-def _times(processes: Iterable[psutil.Process]) -> Iterator[Any]:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            yield process.cpu_times()
 
 
 def _pids(folder: str, kind: str) -> set[int]:
@@ -254,10 +247,6 @@ def drop_own_files() -> None:
 def parent_of(folder: str) -> int:
     """Return the process that made a folder of metrics, from its name."""
     return int(Path(folder).name.removeprefix(FOLDER).partition("-")[0])
-
-
-def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, documentation, value)
 
 
 PROCESSES = ProcessMetrics()

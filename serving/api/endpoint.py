@@ -14,7 +14,7 @@ import math
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -133,20 +133,14 @@ class Endpoint(ModelServer):
         Raises:
             RuntimeError: the endpoint has ended.
         """
-        done: Future[None] = Future()
 
-        def acted() -> None:
-            try:
-                act()
-                done.set_result(None)
-            except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
-                done.set_exception(error)
+        async def acted() -> None:
+            act()
 
-        self._loop.call_soon_threadsafe(acted)
-        while not done.done():
+        done = asyncio.run_coroutine_threadsafe(acted(), self._loop)
+        while not wait([done], timeout=0.1).done:
             if self._loop.is_closed():
                 raise RuntimeError("the endpoint has ended")
-            wait([done], timeout=0.1)
         done.result()
 
     async def _run(

@@ -213,9 +213,7 @@ def test_a_request_without_an_id_gets_a_generated_one(serve: Callable[[Say], Ser
     assert answer.request_id == server.requests[0][1]["request_id"] != ""
 
 
-def test_an_invalid_answer_is_not_asked_for_again(
-    serve: Callable[[Say], Server], ask: Ask
-) -> None:
+def test_an_invalid_answer_is_not_asked_for_again(serve: Callable[[Say], Server], ask: Ask) -> None:
     server = serve(always(http(200, b"<html>")))
     check_fallback(ask(server.url), answers.MALFORMED_ANSWER)
     assert len(server.requests) == 1
