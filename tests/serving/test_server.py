@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -30,10 +31,6 @@ from tests.chaos.procs import eventually
 from tests.serving.conftest import V1, ask, connect, refused_start
 
 AT = "2017-12-05T18:30:00Z"
-# Of HTTP/2: frames, and their flags.
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_STREAM = ACK = 1
-END_HEADERS = 4
 
 
 def refuses(http: str) -> bool:
@@ -81,83 +78,41 @@ def test_sigterm_finishes_a_request_in_flight_and_flushes_the_log(
     assert '"u1"' not in "".join(running.stderr)
 
 
-class Http2:
-    """One gRPC call, frame by frame (RFC 9113): as slow as a test wants it."""
-
-    def __init__(self, address: str, path: str) -> None:
-        self._connection = connect(f"http://{address}")
-        self.answer = b""  # data of the call's stream
-        self.seen: list[int] = []  # types of the received frames
-        self.ended = False
-        headers = {
-            ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x",
-            "te": "trailers", "content-type": "application/grpc",
-        }  # fmt: skip
-        block = b""
-        for name, value in headers.items():  # literals, neither indexed nor Huffman coded
-            block += b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        self._connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self.send(SETTINGS, 0, 0, b"")
-        self.send(HEADERS, END_HEADERS, 1, block)
-
-    def __enter__(self) -> "Http2":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    def send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        frame = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-        self._connection.sendall(frame + payload)
-
-    def hear(self) -> int:
-        """Wait for a frame, and for a ping answer it; return its type."""
-        head = self._exactly(9)
-        length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
-        stream, payload = int.from_bytes(head[5:], "big"), self._exactly(length)
-        if kind == PING and not flags:
-            self.send(PING, ACK, 0, payload)
-        if stream == 1:
-            self.answer += payload if kind == DATA else b""
-            self.ended = self.ended or bool(kind in (DATA, HEADERS) and flags & END_STREAM)
-        self.seen.append(kind)
-        return kind
-
-    def _exactly(self, count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            part = self._connection.recv(count - len(got))
-            assert part, "the endpoint hung up"
-            got += part
-        return got
-
-
 @pytest.mark.slow
 def test_sigterm_finishes_a_grpc_call_and_drains(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
-    from serving.proto.recommendations_pb2 import RecommendRequest, RecommendResponse
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
 
-    settings = Settings(home=tmp_path, store_url=toy_store, drain_s=0.0, log=False, deadline_ms=10_000.0)
-    running = start_endpoint(toy_bundle, settings)
-    message = RecommendRequest(basket=["1000005"], request_id="in-flight", k=3).SerializeToString()
-    body = b"\0" + len(message).to_bytes(4, "big") + message
-    with Http2(running.grpc, "/reco.v1.Recommendations/Recommend") as call:
-        call.send(DATA, 0, 1, body[:10])
-        while call.hear() != SETTINGS:
+    asked = threading.Event()
+
+    def hang(ranker: socket.socket) -> None:
+        asked.set()
+        while ranker.recv(4_096):
             pass
-        time.sleep(0.2)
-        running.process.send_signal(signal.SIGTERM)
-        while call.hear() != GOAWAY:  # the socket is closed, and the call is in flight
-            pass
-        time.sleep(0.5)
-        assert running.process.poll() is None
-        call.send(DATA, END_STREAM, 1, body[10:])
-        while not call.ended:
-            assert call.hear() != RST_STREAM
-        answer = RecommendResponse.FromString(call.answer[5:])
+
+    with listening(hang) as (host, port):
+        settings = Settings(
+            home=tmp_path,
+            store_url=toy_store,
+            drain_s=0.0,
+            log=False,
+            deadline_ms=10_000.0,
+            ranker_address=f"{host}:{port}",
+        )
+        running = start_endpoint(toy_bundle, settings)
+        with grpc.insecure_channel(running.grpc) as channel:
+            request = RecommendRequest(basket=["1000005"], request_id="in-flight", k=3)
+            call = RecommendationsStub(channel).Recommend.future(request, timeout=60)
+            assert asked.wait(60)
+            running.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refuses(f"http://{running.grpc}"))
+            assert running.process.poll() is None
+            assert not call.done()
+            answer = call.result()
         assert (answer.request_id, len(answer.items)) == ("in-flight", 3)
-    assert running.process.wait(60) == 0
+        assert running.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -190,6 +145,7 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
     file = tmp_path / "online_store.db"
     running = start_endpoint(toy_bundle, Settings(home=tmp_path, deadline_ms=30_000.0))
     assert running.ready["online_store"] == "unavailable"
+    assert len([line for line in running.stderr if "answers will lack the users' history" in line]) == 1
     with httpx.Client(base_url=running.http) as client:
         answers = [ask(client, {"user_id": "u1", "basket": ["1000005"], "at": AT}) for _ in range(20)]
         assert all(
@@ -254,21 +210,6 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, ranker)
     assert code == 2
     assert "absent.pem, which cannot be read (No such file or directory); expected a PEM file" in said
-
-
-@pytest.mark.slow
-def test_a_store_that_is_away_at_the_start_is_reported_once(
-    start_endpoint: Any, toy_bundle: Path, tmp_path: Path
-) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and no Redis listens
-        url = f"redis://127.0.0.1:{unused.getsockname()[1]}"
-        running = start_endpoint(toy_bundle, Settings(home=tmp_path, store_url=url, log=False))
-        running.process.terminate()
-        running.process.wait()
-        running.reader.join()
-    assert running.ready["online_store"] == "unavailable"
-    assert len([line for line in running.stderr if "answers will lack the users' history" in line]) == 1
 
 
 def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(

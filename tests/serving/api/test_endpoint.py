@@ -472,12 +472,7 @@ def test_grpc_refuses_bytes_that_are_no_message(endpoint: Any, method: str, cont
 def test_grpc_refuses_client_errors(stub: Any) -> None:
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
-    assert status_of(stub.ModelInfer, grpc_request(k=3)) == "INVALID_ARGUMENT"
     assert status_of(stub.ModelInfer, grpc_request(basket=[], k=-1)) == "INVALID_ARGUMENT"
-    assert (
-        status_of(stub.ModelInfer, grpc_request(basket=[], **dict[str, Any]({MARK: "x"})))
-        == "INVALID_ARGUMENT"
-    )
     assert status_of(stub.ModelInfer, grpc_request(model=MARK, basket=[])) == "NOT_FOUND"
     assert status_of(stub.ModelReady, pb.ModelReadyRequest(name=MARK)) == "NOT_FOUND"
     assert status_of(stub.ModelInfer, grpc_request(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
@@ -487,17 +482,10 @@ def test_grpc_refuses_client_errors(stub: Any) -> None:
         request = grpc_request(raw=True, basket=["x"])
         request.raw_input_contents[0] = broken
         assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].shape[0] = 2**60
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 in 64 bits
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs.append(request.inputs[0])
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].datatype = MARK
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    for shape in ([2**60], [2**60, 16]):  # times 16 it is 2**64, which is 0 in 64 bits
+        request = grpc_request(basket=["x"])
+        request.inputs[0].shape[:] = shape
+        assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
 
 
@@ -585,18 +573,3 @@ def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
         endpoint = Endpoint(settings, http, freeze=lambda: steps.append("frozen"))
         endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
     assert steps == ["rehearsed", "frozen", "ready", "ended"]
-
-
-@pytest.mark.slow  # importing kserve takes seconds
-def test_kserve_has_each_internal_that_is_used() -> None:
-    from kserve import ModelServer
-    from kserve.protocol.dataplane import DataPlane
-    from kserve.protocol.grpc.servicer import InferenceServicer
-
-    assert callable(ModelServer._register_and_check_atleast_one_model_is_ready)
-    used = set(ModelServer.__init__.__code__.co_names)
-    assert {"registered_models", "model_repository_extension", "timeout_keep_alive", "grace_period"} <= used
-    for name in ("ModelInfer", "RepositoryModelLoad", "RepositoryModelUnload"):
-        assert callable(getattr(InferenceServicer, name)), name
-    assert callable(DataPlane.ready)
-    assert callable(DataPlane.live)
