@@ -20,7 +20,7 @@ from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST, QUICK
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
-from serving.observe.stderr_log import WithoutMessages
+from serving.observe.stderr_log import JsonFormatter
 from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Call, Request, Response
 from serving.stages.retrieval import thin
@@ -315,12 +315,12 @@ SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM",
 
 def answer_without_leak(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
     """Answer, and search the endpoint's log for the shopper."""
-    with_traceback = WithoutMessages()
-    caplog.handler.addFilter(with_traceback)
+    usual = caplog.handler.formatter
+    caplog.handler.setFormatter(JsonFormatter())
     try:
         answer = asyncio.run(checkout.answer(SECRET, call()))
     finally:
-        caplog.handler.removeFilter(with_traceback)
+        caplog.handler.setFormatter(usual)
     assert CANARY not in caplog.text
     assert CANARY not in str(answer.to_dict())
     return answer

@@ -262,13 +262,13 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
         ranker = RemoteRanker("https://127.0.0.1:1", tls=(tmp_path / "absent.pem", None, None), probe_s=0.05)
         before = failed()
         for number in range(FAILURES):
-            assert not ranker.is_open
+            assert not ranker.breaker.is_open
             with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
                 await ranker.rank(turn(recommender))
             assert failed() == before + number + 1
-        assert ranker.is_open
+        assert ranker.breaker.is_open
         await asyncio.sleep(0.2)
-        assert ranker.is_open, "no probe succeeds without it"
+        assert ranker.breaker.is_open, "no probe succeeds without it"
         await ranker.close()
 
     asyncio.run(run())
@@ -359,11 +359,11 @@ def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(
             assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
                 ("popular", "ranker_unavailable")
             }
-            assert (ranker.is_open, opened()) == (True, 1)
+            assert (ranker.breaker.is_open, opened()) == (True, 1)
             await asyncio.sleep(0.5)
-            assert ranker.is_open, "nobody is there"
+            assert ranker.breaker.is_open, "nobody is there"
             await elsewhere.start()
-            await within(lambda: not ranker.is_open)
+            await within(lambda: not ranker.breaker.is_open)
             assert opened() == 0
             again = await ask()
             assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
@@ -379,18 +379,18 @@ def test_a_hanging_ranker_is_skipped_until_it_answers_again(
             await ranker.rank(turn(recommender))
             elsewhere.wait_s = 30.0
             for _ in range(FAILURES):
-                assert not ranker.is_open
+                assert not ranker.breaker.is_open
                 with pytest.raises(DeadlineExceeded):
                     await ranker.rank(turn(recommender, limit_s=1.0))
             asked = elsewhere.asked
-            assert ranker.is_open
+            assert ranker.breaker.is_open
             with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
                 await ranker.rank(turn(recommender))
             await asyncio.sleep(1.5)  # a probe hangs as well
-            assert ranker.is_open
+            assert ranker.breaker.is_open
             assert elsewhere.asked == asked
             elsewhere.wait_s = 0.0
-            await within(lambda: not ranker.is_open)
+            await within(lambda: not ranker.breaker.is_open)
             assert len(await ranker.rank(turn(recommender))) > 50
 
     asyncio.run(run())
@@ -414,7 +414,7 @@ def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recom
             for _ in range(2 * FAILURES):
                 with pytest.raises(DeadlineExceeded):
                     await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
-            assert not ranker.is_open
+            assert not ranker.breaker.is_open
 
     asyncio.run(run())
 
@@ -430,9 +430,9 @@ def test_a_model_that_is_not_ready_gets_no_requests(recommender: Recommender) ->
             elsewhere.ready = False
             await elsewhere.start()
             await asyncio.sleep(0.5)
-            assert ranker.is_open
+            assert ranker.breaker.is_open
             elsewhere.ready = True
-            await within(lambda: not ranker.is_open)
+            await within(lambda: not ranker.breaker.is_open)
 
     asyncio.run(run())
 
