@@ -1,8 +1,6 @@
 """The process starts with a valid bundle or reports the reason, and stops without losing a request."""
 
-import contextlib
 import json
-import shutil
 import signal
 import socket
 import sqlite3
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,6 @@ import pytest
 
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.release.champion import Champion, write_champion
-from serving.release.manifest import read_manifest
 from serving.server import end_with, serve
 from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening
@@ -262,51 +257,3 @@ def test_an_item_banned_under_load_is_gone_within_two_seconds(endpoint: Any, cli
         file.unlink()
         eventually(lambda: gone & shown())
     assert not any(late)
-
-
-@pytest.mark.slow
-def test_starting_and_answering_need_only_the_local_copy(
-    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLflow, the broker and the collector hang, then are down; no Feast registry, no Prometheus anywhere."""
-    champion = read_manifest(toy_bundle)["bundle_id"]
-    shutil.copytree(toy_bundle, tmp_path / "bundles" / champion)
-    pointer = Champion(champion, "1", "reco", f"bundles/{champion}", "2024-01-01", "2024-01-02")
-    write_champion(tmp_path, pointer)
-    connected: set[str] = set()
-
-    def silent(name: str) -> Callable[[socket.socket], None]:
-        def serve(connection: socket.socket) -> None:
-            connected.add(name)
-            while connection.recv(4_096):
-                pass
-
-        return serve
-
-    def ask_all() -> None:
-        settings = Settings(
-            home=tmp_path,
-            store_url=toy_store,
-            deadline_ms=30_000.0,
-            answer_cache="memory:",
-            trace_url=f"http://{addresses['collector']}/v1/traces",
-        )
-        running = start_endpoint(None, settings)
-        with httpx.Client(base_url=running.http) as client:
-            baskets = [[f"10000{number}"] for number in range(10, 60)]
-            answers = [ask(client, {"user_id": "u1", "basket": basket, "at": AT}) for basket in baskets]
-            assert client.get("/healthz").status_code == 200
-        assert {(answer["rung"], answer["degraded_reason"]) for answer in answers} == {("full", None)}
-        running.process.kill()
-        running.process.wait()
-
-    with contextlib.ExitStack() as hanging:
-        addresses = {}
-        for name in ("mlflow", "broker", "collector"):
-            host, port = hanging.enter_context(listening(silent(name)))
-            addresses[name] = f"{host}:{port}"
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{addresses['mlflow']}")
-        monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", addresses["broker"])
-        ask_all()
-    ask_all()  # the restart: now connections are refused
-    assert connected <= {"collector"}

@@ -283,23 +283,6 @@ def test_a_deeply_nested_v2_body_is_a_client_error(client: httpx.Client) -> None
         check_refusal(answer)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", f"/v1/models/{MARK}:predict"),
-        ("POST", f"/v2/models/{MARK}/infer"),
-        ("GET", f"/v2/models/{MARK}"),
-        ("GET", f"/{MARK}"),
-    ],
-)
-def test_names_that_are_not_offered_are_refused_and_not_shown(
-    client: httpx.Client, method: str, path: str
-) -> None:
-    answer = client.request(method, path, json=tensors(basket=[]) if method == "POST" else None)
-    assert answer.status_code == 404
-    check_refusal(answer)
-
-
 def test_readiness_and_metadata(client: httpx.Client) -> None:
     assert client.get("/v2/models/ranker/ready").status_code == 200
     told = client.get("/v2/models/checkout").json()

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
-from serving.checkout.budgets import FIRST, QUICK
+from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import JsonFormatter
@@ -505,37 +505,6 @@ def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommend
         raise TimeoutError
 
     assert ask(recommender, rank=raises).degraded_reason == "predict_error"
-
-
-@pytest.mark.slow
-def test_a_slow_ranker_gets_fewer_candidates_until_it_recovers(
-    recommender: Recommender,
-) -> None:
-    each_s = 1e-3
-    asked: list[int] = []
-
-    async def rank(turn: Turn) -> np.ndarray:
-        asked.append(len(turn.prepared.dense))  # type: ignore[union-attr]
-        await asyncio.sleep(0.02 + each_s * asked[-1])
-        return await rank_here(turn)
-
-    async def rungs(checkout: Checkout, count: int, limit_s: float) -> list[str]:
-        return [(await checkout.answer(REQUEST, call(limit_s=limit_s))).rung for _ in range(count)]
-
-    async def run() -> None:
-        nonlocal each_s
-        checkout = Checkout(recommender, 1e6, rank)
-        assert set(await rungs(checkout, FIRST, 60.0)) == {"full"}
-        every = asked[-1]
-        hurried = await rungs(checkout, 30, (0.02 + each_s * every) * 0.7)
-        assert hurried.count("fewer") > 15
-        assert "full" not in hurried
-        each_s = 0.0
-        await rungs(checkout, 2 * QUICK, 60.0)
-        assert set(await rungs(checkout, 20, 60.0)) == {"full"}
-        assert checkout.service.budgets.ranking.of(every) < 0.1
-
-    asyncio.run(run())
 
 
 def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:

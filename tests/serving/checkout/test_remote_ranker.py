@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender, open_recommender
 from serving.checkout.checkout import Checkout, Turn
-from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable, RankingFailed
+from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
 from serving.release.bundle import load_bundle
 from serving.schemas import Call, Request, Response
 from serving.settings import Settings
@@ -246,8 +246,6 @@ def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
     for wrong in (("ca.pem", "", ""), ("", "key.pem", "cert.pem")):
         with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
             behind_tls(*wrong)
-    with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
-        behind_tls("absent.pem", "", "")
 
 
 def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
@@ -274,33 +272,21 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
     asyncio.run(run())
 
 
-def answered_without_a_ranker(recommender: Recommender) -> Response:
-    """Answer by a checkout whose ranker is gone: nothing listens at its port."""
-    from serving.checkout.remote_ranker import RemoteRanker
-
-    async def ask() -> Response:
-        ranker = RemoteRanker("127.0.0.1:1")
-        now = time.perf_counter()
-        answer = await Checkout(recommender, 1e9, ranker.rank).answer(REQUEST, Call(now, now + 60, "given"))
-        await ranker.close()
-        return answer
-
-    return asyncio.run(ask())
-
-
 def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
     items, rules = load_bundle(toy_bundle).statistics.item_ids.tolist(), tmp_path / "rules.yaml"
     rules.write_text(json.dumps({"ban": [{"name": "all of them", "items": items}]}))
     nothing = open_recommender(toy_bundle, open_store("memory:"), rules=rules)
-    answer = answered_without_a_ranker(nothing)
+
+    async def ask() -> Response:
+        from serving.checkout.remote_ranker import RemoteRanker
+
+        now = time.perf_counter()
+        checkout = Checkout(nothing, 1e9, RemoteRanker("127.0.0.1:1").rank)  # nothing listens there
+        return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
+
+    answer = asyncio.run(ask())
     assert (answer.rung, answer.degraded, answer.degraded_reason) == ("empty", False, "nothing_left")
     nothing.facts.close()
-
-
-def test_a_dead_ranker_is_answered_by_a_fallback_with_its_reason(recommender: Recommender) -> None:
-    answer = answered_without_a_ranker(recommender)
-    assert (answer.rung, answer.degraded_reason) == ("popular", "ranker_unavailable")
-    assert issubclass(RankerUnavailable, RankingFailed)
 
 
 def test_an_endpoint_with_a_remote_ranker_gives_the_same_answers(
@@ -360,9 +346,11 @@ def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(
                 ("popular", "ranker_unavailable")
             }
             assert (ranker.breaker.is_open, opened()) == (True, 1)
-            await asyncio.sleep(0.5)
-            assert ranker.breaker.is_open, "nobody is there"
+            elsewhere.ready = False
             await elsewhere.start()
+            await asyncio.sleep(0.5)
+            assert ranker.breaker.is_open, "its model is not ready"
+            elsewhere.ready = True
             await within(lambda: not ranker.breaker.is_open)
             assert opened() == 0
             again = await ask()
@@ -415,24 +403,6 @@ def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recom
                 with pytest.raises(DeadlineExceeded):
                     await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
             assert not ranker.breaker.is_open
-
-    asyncio.run(run())
-
-
-def test_a_model_that_is_not_ready_gets_no_requests(recommender: Recommender) -> None:
-    async def run() -> None:
-        async with ranking(Ranker(recommender), probe_s=0.05) as (elsewhere, ranker):
-            await ranker.rank(turn(recommender))
-            await elsewhere.kill()
-            for _ in range(FAILURES):
-                with pytest.raises(RankerUnavailable):
-                    await ranker.rank(turn(recommender))
-            elsewhere.ready = False
-            await elsewhere.start()
-            await asyncio.sleep(0.5)
-            assert ranker.breaker.is_open
-            elsewhere.ready = True
-            await within(lambda: not ranker.breaker.is_open)
 
     asyncio.run(run())
 
