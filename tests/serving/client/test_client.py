@@ -609,24 +609,6 @@ def test_hung_calls_return_their_connections(
     assert not any(answer.degraded for answer in asyncio.run(calls()))
 
 
-def test_each_caller_gets_its_own_answer(serve: Callable[[Say], Server]) -> None:
-    with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
-        ids: list[tuple[str, str]] = []
-
-        def call(name: str) -> None:
-            ids.extend(
-                (f"{name}-{n}", asking.recommend([], request_id=f"{name}-{n}").request_id) for n in range(20)
-            )
-
-        callers = [threading.Thread(target=call, args=(name,)) for name in "abcd"]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-    assert len(ids) == 80
-    assert all(asked == answered for asked, answered in ids)
-
-
 def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Server]) -> None:
     server = serve(good)
     asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
