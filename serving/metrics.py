@@ -260,12 +260,17 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
         accept: the HTTP header of that name: Prometheus' text or OpenMetrics.
     """
     encoder, content_type = choose_encoder(accept)
-    registry = REGISTRY
-    if values.ValueClass is not values.MutexValue:  # then each process has its own values in a shared folder
-        MultiProcessCollector(registry := CollectorRegistry())
-        folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        registry.register(ProcessMetrics(parent_of(folder), folder))
-    return encoder(registry), content_type
+    is_shared = values.ValueClass is not values.MutexValue  # each process has its own values in a folder
+    return encoder(_registry(os.environ["PROMETHEUS_MULTIPROC_DIR"] if is_shared else None)), content_type
+
+
+def _registry(folder: str | None) -> CollectorRegistry:
+    """Return what is shown: the counters of the processes that share a folder; None: this one's."""
+    if folder is None:
+        return REGISTRY
+    MultiProcessCollector(registry := CollectorRegistry(), folder)
+    registry.register(ProcessMetrics(parent_of(folder), folder))
+    return registry
 
 
 @contextlib.contextmanager
@@ -280,11 +285,7 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
         yield
         return
     host, _, port = address.rpartition(":")
-    registry = REGISTRY
-    if folder is not None:
-        MultiProcessCollector(registry := CollectorRegistry(), folder)
-        registry.register(ProcessMetrics(os.getpid(), folder))
-    server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    server, thread = start_http_server(int(port), host.strip("[]"), _registry(folder))
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,24 +40,15 @@ class _Waiting:
 class Batcher:
     """Joins requests that wait for one ranker; belongs to one event loop."""
 
-    def __init__(
-        self,
-        call: CallModel,
-        *,
-        max_wait_ms: float,
-        max_rows: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, call: CallModel, *, max_wait_ms: float, max_rows: int) -> None:
         """Take the model and the limits.
 
         Args:
             call: see `CallModel`.
             max_wait_ms: longest wait for companions; 0 means that no request waits.
             max_rows: most rows of a joined call; a single request may have more.
-            clock: seconds.
         """
         self._model, self._max_wait_s, self._max_rows = call, max_wait_ms / 1e3, max_rows
-        self._clock = clock
         self._waiting: list[_Waiting] = []  # in order of arrival
         self._calls: set[asyncio.Task[None]] = set()  # in flight; the loop itself keeps weak references only
         self._planned: asyncio.Handle | None = None
@@ -82,7 +72,7 @@ class Batcher:
             deadline: for the model; a call has the latest of its requests.
             priority: one of PRIORITIES, in the order of service.
         """
-        now = self._clock()
+        now = _now()
         gap_s, self._arrived_at = now - self._arrived_at, now
         self._gap_s = gap_s if math.isinf(self._gap_s) else self._gap_s + _WEIGHT * (gap_s - self._gap_s)
         member = _Waiting(work, rows, bundle_id, priority, deadline, now)
@@ -96,7 +86,7 @@ class Batcher:
             self._planned.cancel()
             self._planned = None
         if self._waiting:
-            loop, wait_s = asyncio.get_running_loop(), self._wait_s()
+            wait_s, loop = self._wait_s(), asyncio.get_running_loop()
             # Without a wait the call still comes after all that is ready in this turn of the loop.
             self._planned = (
                 loop.call_later(wait_s, self._flush) if wait_s > 0 else loop.call_soon(self._flush)
@@ -106,7 +96,7 @@ class Batcher:
         rows = sum(member.rows for member in self._waiting) + self._waiting[-1].rows  # with one more like it
         if not self._calls or len(self._waiting) >= self.expected or rows > self._max_rows:
             return 0.0
-        return self._waiting[0].since + self._max_wait_s - self._clock()
+        return self._waiting[0].since + self._max_wait_s - _now()
 
     def _flush(self) -> None:
         """Start one call, and plan the next for the requests that it leaves."""
@@ -129,14 +119,14 @@ class Batcher:
                     break
                 batch.append(member)
         self._waiting = [member for member in self._waiting if member not in batch]
-        now = self._clock()
+        now = _now()
         for member in batch:
             BATCH_QUEUE_SECONDS.observe(now - member.since)
         return batch
 
     async def _serve(self, batch: Sequence[_Waiting]) -> None:
         """Call the model; where it refuses the rows of several requests, once for each of them."""
-        began = self._clock()
+        began = _now()
         BATCH_ROWS.observe(sum(member.rows for member in batch))
         BATCH_REQUESTS.observe(len(batch))
         deadline = max(member.deadline for member in batch)
@@ -150,7 +140,7 @@ class Batcher:
                 if not member.answer.done():  # else it was cancelled meanwhile
                     member.answer.set_exception(error)
             return
-        self._call_s += _WEIGHT * (self._clock() - began - self._call_s)
+        self._call_s += _WEIGHT * (_now() - began - self._call_s)
         for member, result in zip(batch, results, strict=True):
             if not member.answer.done():
                 member.answer.set_result(result)
@@ -158,3 +148,7 @@ class Batcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)
         self._plan()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

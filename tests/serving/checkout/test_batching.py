@@ -32,8 +32,7 @@ class Shop:
         self.began: list[float] = []
         self.deadlines: list[float] = []
         self._cost_ms = cost_ms
-        options = {"max_rows": 8_192, "clock": self.loop.time, **options}
-        self.batcher = Batcher(self._run, max_wait_ms=max_wait_ms, **options)
+        self.batcher = Batcher(self._run, max_wait_ms=max_wait_ms, **{"max_rows": 8_192, **options})
 
     async def _run(self, bundle_id: str, works: Sequence[list[Any]], deadline: float) -> list[list[Any]]:
         self.calls.append((bundle_id, list(works)))
