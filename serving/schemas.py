@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import is_id
+from feature_repo.ids import did_you_mean, is_id
 from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused
@@ -66,8 +66,9 @@ _IDS = ("user_id", "store_id", "request_id")
 # In JSON, 7.0 and 1e300 are whole numbers. Both decode as a float.
 _Whole = Annotated[float, Meta(ge=0, multiple_of=1)]
 _NOT_JSON = "the body is not JSON (UTF-8, finite numbers, moderate nesting)"
-# msgspec appends the name, which we never repeat.
+# msgspec appends the name. We never repeat it, but name the known field that it resembles.
 _UNKNOWN = "Object contains unknown field"
+_FIELD = re.compile(rf"{_UNKNOWN} `(.{{1,64}}?)`")
 _INSTANCE = re.compile(r" - at `\$\.instances\[\d{1,2}\]`$")
 Body = TypeVar("Body", bound=msgspec.Struct)
 PRIORITIES = ("checkout", "prefetch")  # the first holds without the header
@@ -311,7 +312,9 @@ def _refusal(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> Inva
     if message.startswith(_UNKNOWN):
         place = _INSTANCE.search(message)
         fields = (RequestBody if place else kind).__struct_fields__
-        message = f"{_UNKNOWN}; expected {', '.join(fields)}{place[0] if place else ''}"
+        hint = did_you_mean(found[1], fields) if (found := _FIELD.match(message)) else ""
+        expected = f"expected {', '.join(fields)}{place[0] if place else ''}"
+        message = f"{_UNKNOWN}; {hint} {expected}" if hint else f"{_UNKNOWN}; {expected}"
     return InvalidRequest(message)
 
 

@@ -86,6 +86,8 @@ def test_a_huge_k_is_limited() -> None:
         ({"basket": [], "at": "9999-12-31T23:59:59-23:59"}, "at must be an ISO 8601 time"),
         ({"basket": [], "at": "0001-01-01T00:00:00+23:59"}, "at must be an ISO 8601 time"),
         ({"basket": [], "at": "9999-12-31T23:59:59.999999Z"}, "at must be an ISO 8601 time"),  # is rounded up
+        ({"basket": [], "bascet": []}, "unknown field; did you mean 'basket'\\? expected basket, user_id"),
+        ({"basket": [], "x" * 99: []}, "unknown field; expected basket, user_id"),
         ({"basket": [], "nonsense": []}, "unknown field; expected basket, user_id"),
         ({"basket": [], "explain": "yes"}, r"Expected `bool`, got `str` - at `\$.explain`"),
         ({"basket": [], "profile": "premium"}, "profile must be one of default$"),
