@@ -36,7 +36,7 @@ from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 from serving.api.callers import Callers
 from serving.api.grpc_service import Health, RecommendationsService, read_metadata
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
-from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
+from serving.api.http_server import FIRST_S, SHY_S, HttpServer, Waits, room_for
 from serving.api.openapi import openapi
 from serving.api.predictor import Predictor
 from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
@@ -109,7 +109,7 @@ class Endpoint(ModelServer):
         self._most_connections = most_connections(settings)
         self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, settings)
         self._callers = Callers(settings.caller_tokens)
-        self._http = http_server(
+        self._http = HttpServer(
             self._callers.guard(app),
             settings.body_timeout_ms / 1e3,
             self.timeout_keep_alive,

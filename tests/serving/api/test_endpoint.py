@@ -133,25 +133,6 @@ def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client,
         check_refusal(refused)
 
 
-def test_a_disconnect_cancels_the_work_of_the_request(endpoint: Any, client: httpx.Client) -> None:
-    def gone() -> float:
-        found = re.search(r'reco_rejected_total\{reason="client_gone"\} (\S+)', client.get("/metrics").text)
-        return float(found[1]) if found else 0.0
-
-    before = gone()
-    requests = [{"request_id": "hung-up", "basket": [str(1_000_000 + n)]} for n in range(64)]
-    body = json.dumps({"instances": requests}).encode()
-    head = f"POST {V1} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with connect(endpoint.http) as one:
-        one.sendall(head + body)
-    until = time.monotonic() + 30
-    while gone() == before and time.monotonic() < until:
-        time.sleep(0.05)
-    assert gone() == before + 1
-    answered = [line for line in endpoint.stderr if "hung-up" in line]
-    assert len(answered) < len(requests)
-
-
 def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Client) -> None:
     process = Path(f"/proc/{endpoint.process.pid}")
 
@@ -182,21 +163,6 @@ def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Clie
         assert time.monotonic() < until, f"{held()} files and threads are held, {(fds, threads)} before"
         time.sleep(0.05)
     assert ask(client, {"basket": []})["items"]
-
-
-def test_two_requests_in_one_packet_get_two_answers(endpoint: Any) -> None:
-    bodies = [b'{"basket": [], "k": 0, "request_id": "%s"}' % name for name in (b"first", b"second")]
-    sent = b"".join(
-        b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        for body in bodies
-    )
-    with connect(endpoint.http) as one:
-        one.sendall(
-            sent.replace(b"Host", b"Connection: close\r\nHost", 2).replace(b"close", b"keep-alive", 1)
-        )
-        answer = b"".join(iter(lambda: one.recv(10_000), b""))
-    assert answer.count(b"HTTP/1.1 200 OK") == 2
-    assert answer.index(b'"first"') < answer.index(b'"second"')
 
 
 def test_expect_100_continue_is_answered(endpoint: Any) -> None:

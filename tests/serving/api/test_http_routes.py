@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from serving.answer.recommender import Recommender
-from serving.api.http_routes import ARRIVED, GONE, PREDICT, RECOMMENDATIONS, TASK, Limits, Route, routes
+from serving.api.http_routes import ARRIVED, PREDICT, RECOMMENDATIONS, Limits, Route, routes
 from serving.api.problems import problem
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.errors import InvalidRequest, Overloaded
@@ -96,39 +96,6 @@ def test_the_deadline_counts_from_the_arrival(recommender: Recommender) -> None:
         answer = ask(recommender, path, document, **late)
         assert answer.get("predictions", [answer])[0]["degraded_reason"] == "deadline_exceeded"
     assert ask(recommender, RECOMMENDATIONS, REQUEST, **{ARRIVED: time.perf_counter()})["rung"] == "full"
-
-
-def test_a_disconnect_while_waiting_cancels_the_request(recommender: Recommender) -> None:
-    ended: list[str] = []
-    sent: list[Any] = []
-    ranking = asyncio.Event()
-
-    async def rank(turn: Turn) -> np.ndarray:
-        ranking.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("rank")
-        raise AssertionError
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": orjson.dumps(REQUEST), "more_body": False}
-
-    async def take(message: Any) -> None:
-        sent.append(message)
-
-    async def leave() -> None:
-        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": RECOMMENDATIONS, "headers": []}
-        app = Limits(echo, SETTINGS, routes(Checkout(recommender, 1e9, rank)))
-        task = asyncio.ensure_future(app(scope, receive, take))
-        await ranking.wait()
-        scope[GONE] = True  # as the HTTP server does
-        scope[TASK].cancel()
-        await task
-
-    asyncio.run(asyncio.wait_for(leave(), 20))
-    assert ended == ["rank"]
-    assert sent == []
 
 
 # ---------------------------------------------------------------------------------- limits of a body

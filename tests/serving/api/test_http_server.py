@@ -20,8 +20,8 @@ from serving.api.http_server import (
     MAX_HEADERS,
     NO_FILES_S,
     SPARE_FILES,
+    HttpServer,
     Waits,
-    http_server,
     room_for,
 )
 from serving.api.problems import problem
@@ -82,7 +82,7 @@ def served(
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
         limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang, "/long": long})
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
+            server = HttpServer(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started:
                 await asyncio.sleep(0.005)
@@ -109,7 +109,7 @@ def test_clients_that_connect_again_do_not_keep_the_server_open(monkeypatch: pyt
         limits = Limits(app, Settings(), {})
         with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
             address = listening.getsockname()
-            server: Any = http_server(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
+            server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
             take, taken = server._take, list[socket.socket]()
 
             async def take_and_connect_again(connection: socket.socket) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,10 +14,9 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
-from serving.release.bundle import load_bundle
 from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.stores.circuit_breaker import FAILURES
@@ -272,21 +270,13 @@ def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
     asyncio.run(run())
 
 
-def test_without_a_candidate_no_ranker_is_asked(toy_bundle: Path, tmp_path: Path) -> None:
-    items, rules = load_bundle(toy_bundle).statistics.item_ids.tolist(), tmp_path / "rules.yaml"
-    rules.write_text(json.dumps({"ban": [{"name": "all of them", "items": items}]}))
-    nothing = open_recommender(toy_bundle, open_store("memory:"), rules=rules)
-
-    async def ask() -> Response:
-        from serving.checkout.remote_ranker import RemoteRanker
-
-        now = time.perf_counter()
-        checkout = Checkout(nothing, 1e9, RemoteRanker("127.0.0.1:1").rank)  # nothing listens there
-        return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
-
-    answer = asyncio.run(ask())
-    assert (answer.rung, answer.degraded, answer.degraded_reason) == ("empty", False, "nothing_left")
-    nothing.facts.close()
+def test_without_a_candidate_no_ranker_is_asked(recommender: Recommender) -> None:
+    nothing = turn(recommender)
+    assert nothing.prepared is not None
+    dense, categorical = nothing.prepared.dense[:0], nothing.prepared.categorical[:0]
+    nothing.prepared = replace(nothing.prepared, dense=dense, categorical=categorical)
+    [scores] = ranked("127.0.0.1:1", nothing)  # nothing listens there
+    assert scores.shape == (0,)
 
 
 def test_an_endpoint_with_a_remote_ranker_gives_the_same_answers(
