@@ -162,10 +162,10 @@ class Checkout:
         """Wait until a call may begin, in a burst for earlier ones; its body is read after that.
 
         Raises:
-            Overloaded: it is a prefetch, and there would be no time for it.
+            Overloaded: it is a prefetch, and there is no time for it.
         """
         if call.priority != PRIORITIES[0]:
-            self._refuse_prefetch(call, time.perf_counter(), self._entrance.wait_s())
+            self._refuse_prefetch(call, time.perf_counter())
         try:
             await self._queue(call, call.arrived)
         except TimeoutError:
@@ -259,8 +259,8 @@ class Checkout:
         finally:
             self.service = service
 
-    def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
-        if not self.service.admission.admits(call, now, ahead_s):
+    def _refuse_prefetch(self, call: Call, now: float) -> None:
+        if not self.service.admission.admits(call, now):
             raise Overloaded(_NO_TIME)
 
     def _refused(self, turn: Turn) -> str | None:
