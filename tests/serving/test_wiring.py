@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from prometheus_client import REGISTRY
@@ -64,6 +64,7 @@ def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
 
 def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path: Path) -> None:
     said: dict[str, set[str]] = {}
+    reasons: Literal["counts", "plain"]
     for reasons in ("counts", "plain"):
         wiring = wire(Settings(home=tmp_path, log=False, store_url=toy_store, reasons=reasons))
         with wiring.cleanup:
