@@ -5,5 +5,5 @@ from serving.schemas import REASONS
 
 
 def test_each_failure_of_ranking_has_a_listed_reason() -> None:
-    kinds = (RankingFailed, *RankingFailed.__subclasses__(), UserOverLimit)
+    kinds: tuple[type[RankingFailed], ...] = (RankingFailed, *RankingFailed.__subclasses__(), UserOverLimit)
     assert {kind.reason for kind in kinds} <= set(REASONS)

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,17 +177,26 @@ def test_an_endless_head_is_refused(head: bytes) -> None:
     served(scenario)
 
 
+@contextlib.asynccontextmanager
+async def dripping(writer: asyncio.StreamWriter, piece: bytes) -> AsyncIterator[None]:
+    """Send a piece every 50 ms."""
+
+    async def drip() -> None:
+        while True:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(drip())
+    yield
+    task.cancel()
+
+
 def test_a_slowly_dripping_head_is_refused() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
-        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000))
-        assert refusal(await all_of(reader))[0] == 408
-        dripping.cancel()
-
-    async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
-        for number in range(len(text)):
-            writer.write(text[number : number + 1])
-            await asyncio.sleep(0.02)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        async with dripping(writer, b"a: b\r\n"):
+            assert refusal(await all_of(reader))[0] == 408
 
     served(scenario)
 
@@ -195,15 +204,8 @@ def test_a_slowly_dripping_head_is_refused() -> None:
 def test_line_ends_do_not_begin_a_request() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
-
-        async def drip() -> None:
-            while True:
-                writer.write(b"\r\n")
-                await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
-        assert await all_of(reader) == b""
-        dripping.cancel()
+        async with dripping(writer, b"\r\n"):
+            assert await all_of(reader) == b""
 
     served(scenario)
 
@@ -230,16 +232,9 @@ def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(request_)
-
-        async def drip() -> None:
-            while True:
-                writer.write(b"1\r\nx\r\n")
-                await asyncio.sleep(0.05)
-
         await reader.readuntil(b"\r\n\r\n")  # answered at once
-        dripping = asyncio.create_task(drip())
-        await all_of(reader)
-        dripping.cancel()
+        async with dripping(writer, b"1\r\nx\r\n"):
+            await all_of(reader)
 
     served(scenario)
 
