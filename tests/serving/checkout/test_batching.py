@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.checkout.batching import Batcher
 from serving.errors import RankerUnavailable, RowsRefused
-from serving.release.bundle import load_bundle, open_session
+from serving.release.bundle import open_session
 from serving.schemas import PRIORITIES
 from serving.stages.ranking import rank
 from tests.serving.checkout.joined_ranker import Inputs, rank_rows
@@ -241,16 +241,16 @@ def test_each_request_gets_its_own_rows_once(
     assert not shop.batcher._waiting
 
 
-# ------------------------------------------------------------------------------- with real models
+@pytest.mark.slow
+def test_a_poisoned_row_moves_no_scores_of_other_requests(toy_line: Path) -> None:
+    """The ranker as served, of 8 bits; `tests/components/ranker` holds the same of the others."""
+    session, rng = open_session(toy_line / "bundle/ranker.onnx"), np.random.default_rng(1)
 
+    def inputs(rows: int) -> Inputs:
+        dense = rng.random((rows, len(DENSE_NAMES)), np.float32)
+        return dense, np.ones((rows, len(CATEGORICAL)), np.int64)
 
-def inputs(rows: int, seed: int) -> Inputs:
-    rng = np.random.default_rng(seed)
-    return rng.random((rows, len(DENSE_NAMES)), np.float32), np.ones((rows, len(CATEGORICAL)), np.int64)
-
-
-def check_neighbours_of_poison(session: Any) -> None:
-    clean = [inputs(rows, seed) for seed, rows in enumerate((1, 500, 40, 7))]
+    clean = [inputs(rows) for rows in (1, 500, 40, 7)]
     expected = [rank(session, *work) for work in clean]
     for poison in (1e3, 1e6, -1e30, np.nan, np.inf):
         bad = clean[2][0].copy()
@@ -258,13 +258,3 @@ def check_neighbours_of_poison(session: Any) -> None:
         answers = rank_rows(session, [*clean[:2], (bad, clean[2][1]), clean[3]])
         for number in (0, 1, 3):
             np.testing.assert_allclose(answers[number], expected[number], atol=1e-6, err_msg=f"{poison}")
-
-
-def test_a_poisoned_row_moves_no_scores_of_other_requests(toy_bundle: Path) -> None:
-    check_neighbours_of_poison(load_bundle(toy_bundle).ranker)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranker", ["pruned/ranker.onnx", "bundle/ranker.onnx"], ids=["fp32", "as served"])
-def test_a_poisoned_row_moves_no_scores_of_the_trained_ranker(toy_line: Path, ranker: str) -> None:
-    check_neighbours_of_poison(open_session(toy_line / ranker))
