@@ -22,9 +22,6 @@ from serving.schemas import PRIORITIES
 
 _WEIGHT = 0.1  # of the newest in the averages
 
-# Bundle, works, latest deadline -> one result for each work.
-CallModel = Callable[[str, Sequence[Any], float], Awaitable[Sequence[Any]]]
-
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
@@ -40,11 +37,17 @@ class _Waiting:
 class Batcher:
     """Joins requests that wait for one ranker; belongs to one event loop."""
 
-    def __init__(self, call: CallModel, *, max_wait_ms: float, max_rows: int) -> None:
+    def __init__(
+        self,
+        call: Callable[[str, Sequence[Any], float], Awaitable[Sequence[Any]]],
+        *,
+        max_wait_ms: float,
+        max_rows: int,
+    ) -> None:
         """Take the model and the limits.
 
         Args:
-            call: see `CallModel`.
+            call: bundle, works, latest deadline -> one result for each work.
             max_wait_ms: longest wait for companions; 0 means that no request waits.
             max_rows: most rows of a joined call; a single request may have more.
         """
