@@ -4,8 +4,6 @@ import json
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -161,30 +159,6 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
 
         eventually(healed, 60)
         assert "history" in {item["source"] for item in answers[-1]["items"]}
-
-
-@pytest.mark.slow
-def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
-    """Each answer logs a line, and each second a warning about the missing store: the pipe fills quickly."""
-    settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
-    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
-    with subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.PIPE, bufsize=0) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, b"")
-            told = (json.loads(line) for line in lines if line.startswith(b"{"))
-            ready = next(line for line in told if line["event"] == "ready")
-            request = {"user_id": "u1", "basket": ["1000005"], "request_id": "r" * 128}
-            with httpx.Client(base_url=ready["http"], timeout=30) as client:
-                for _ in range(2):
-                    for _ in range(300):
-                        assert ask(client, request)["degraded"]
-                    time.sleep(1.1)  # until the next warning
-                assert ask(client, request)["items"]
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow

@@ -315,14 +315,3 @@ def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Re
     asyncio.run(ask())
     assert reasons["greedy"] == {None: 1, "user_over_limit": 4}
     assert reasons["other"] == {None: 5}
-
-
-def test_a_rehearsal_uses_no_budget_of_a_shopper(recommender: Recommender) -> None:
-    checkout = Checkout(recommender, 1e12, user_limit_per_s=1e-3)
-
-    async def ask() -> list[str | None]:
-        with checkout.rehearsing(recommender):
-            before = [(await checkout.answer(REQUEST, call_of())).degraded_reason for _ in range(3)]
-        return [*before, (await checkout.answer(REQUEST, call_of())).degraded_reason]
-
-    assert asyncio.run(ask()) == [None] * 4
