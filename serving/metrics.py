@@ -265,7 +265,7 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
 
 
 def _registry(folder: str | None) -> CollectorRegistry:
-    """Return what is shown: the counters of the processes that share a folder; None: this one's."""
+    """Return the metrics of the processes that share a folder; None: those of this process."""
     if folder is None:
         return REGISTRY
     MultiProcessCollector(registry := CollectorRegistry(), folder)

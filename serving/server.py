@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
             wire,
         )
 
-    return _exit_code(serve_given, _say)
+    return _exit_code(serve_given, lambda code, error: write_line(f"reco serve: {error}"))
 
 
 def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
@@ -194,10 +194,6 @@ def end_with(parent: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it ended before it read our events
         parent.recv(1)  # it says nothing: this returns when it ends
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _say(code: int, error: Exception) -> None:
-    write_line(f"reco serve: {error}")
 
 
 def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.socket:

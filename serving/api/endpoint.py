@@ -33,7 +33,7 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
-from serving.api.callers import Callers
+from serving.api.callers import CallerInterceptor, Callers
 from serving.api.grpc_service import Health, RecommendationsService, read_metadata
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
 from serving.api.http_server import FIRST_S, SHY_S, HttpServer, Waits, room_for
@@ -180,7 +180,7 @@ class Endpoint(ModelServer):
     def _make_grpc(self) -> grpc.aio.Server:
         settings = self._settings
         server = grpc.aio.server(
-            interceptors=(self._callers.interceptor(), _Statuses()),
+            interceptors=(CallerInterceptor(self._callers), _Statuses()),
             options=[
                 ("grpc.max_receive_message_length", settings.body_limit_bytes),
                 # Of one endpoint only: else two could share the port by accident, each getting some requests.

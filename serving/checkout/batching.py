@@ -66,7 +66,7 @@ class Batcher:
     async def ask(
         self, work: Any, *, rows: int, bundle_id: str, deadline: float, priority: str = PRIORITIES[0]
     ) -> Any:
-        """Return the model's result for `work`; raises what the model raises.
+        """Return the model's result for `work`, or raise its error.
 
         Args:
             work: one element of what `call` takes.

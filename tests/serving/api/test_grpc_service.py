@@ -13,7 +13,7 @@ from msgspec import structs
 from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Recommender
-from serving.api.callers import Callers
+from serving.api.callers import CallerInterceptor, Callers
 from serving.api.endpoint import _Statuses
 from serving.api.grpc_service import MAX_WATCHES, Health, RecommendationsService
 from serving.checkout.checkout import Checkout, Turn, rank_here
@@ -204,7 +204,7 @@ def watched(is_ready: Callable[[], Awaitable[bool]], ask: Callable[[Any], Awaita
     """Run `ask` with a channel to the health service, behind the interceptors of the endpoint."""
 
     async def run() -> Any:
-        server = grpc.aio.server(interceptors=(Callers("0123456789abcdef").interceptor(), _Statuses()))
+        server = grpc.aio.server(interceptors=(CallerInterceptor(Callers("0123456789abcdef")), _Statuses()))
         server.add_generic_rpc_handlers((Health(is_ready),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
