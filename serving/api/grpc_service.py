@@ -38,7 +38,7 @@ class RecommendationsService(RecommendationsServicer):
             if request.priority not in _PRIORITIES:
                 raise InvalidRequest(f"priority must be {' or '.join(PRIORITIES)}")
             headers["x-priority"] = _PRIORITIES[request.priority]
-        call = read_call(headers, "gRPC", self._checkout.limit_s)
+        call = read_call(headers, "gRPC", self._checkout.service.limit_s)
         await self._checkout.enter(call)
         profiles = self._checkout.recommender.bundle.profiles
         plain = _plain(request)

@@ -62,7 +62,7 @@ class Transformer(Model):
         checkout = self._checkout
         envelope = payload if isinstance(payload, InferRequest) else None
         route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
-        call = read_call(headers or {}, route, checkout.limit_s)
+        call = read_call(headers or {}, route, checkout.service.limit_s)
         await checkout.enter(call)
         given: dict[str, Any] = {
             "now": time.time(),

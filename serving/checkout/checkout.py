@@ -125,11 +125,6 @@ class Checkout:
     def recommender(self, recommender: Recommender) -> None:
         self.service = replace(self.service, recommender=recommender)
 
-    @property
-    def limit_s(self) -> float:
-        """The server's deadline of a request, in seconds from its arrival."""
-        return self.service.limit_s
-
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
 
@@ -399,7 +394,7 @@ class Checkout:
         own.
         """
         now = time.perf_counter()
-        leader.call = Call(now, now + self.limit_s, leader.call.request_id)
+        leader.call = Call(now, now + self.service.limit_s, leader.call.request_id)
         prepared = leader.prepared = await self._gather(leader, NOTHING_HIDDEN, whole=True)
         leader.scores = await self._score(leader)
         prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3

@@ -253,11 +253,11 @@ def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommen
 
     async def rehearse() -> Response:
         with checkout.rehearsing(silent):
-            return await checkout.answer(REQUEST, call(checkout.limit_s))
+            return await checkout.answer(REQUEST, call(checkout.service.limit_s))
 
     assert asyncio.run(rehearse()).rung == "full"
     assert not seen
-    assert (checkout.recommender, checkout.limit_s) == (recommender, 0.0)
+    assert (checkout.recommender, checkout.service.limit_s) == (recommender, 0.0)
     asyncio.run(checkout.answer(REQUEST, call()))
     assert [name for name, _, _ in seen[0].stages] == ["preprocess", "predict", "postprocess"]
     assert len(seen) == 1
