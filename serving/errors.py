@@ -1,25 +1,4 @@
-"""Every error of the request path, and its meaning for the caller.
-
-RecommendError
- ├─ InvalidRequest        the caller must fix the request: 422, or INVALID_ARGUMENT over gRPC.
- │   └─ NotJson           the body cannot be decoded: 400.
- ├─ FeaturesUnavailable   answered from defaults, degraded.
- │   ├─ FeaturesLate      same; the request left the store less time than it may take.
- │   └─ RowInvalid        same; the store works, but this user's row is invalid.
- ├─ FactsUnavailable      answered with the facts last read.
- ├─ RankingFailed         answered from a lower rung; `reason` becomes degraded_reason.
- │   ├─ RankerUnavailable     the remote ranker cannot be reached, or refuses.
- │   │   └─ RowsRefused           it works, but does not take the rows of this call.
- │   ├─ RankerMismatch        the remote ranker has another bundle.
- │   ├─ Overloaded            too many requests in flight or waiting; a prefetch gets 429.
- │   │   └─ UserOverLimit         same, because of this shopper's own requests.
- │   ├─ ScoresInvalid         the scores of this request are not finite.
- │   ├─ DeadlineNear          too little time is left to begin.
- │   └─ DeadlineExceeded      a TimeoutError: the scores did not come in time.
- ├─ BundleInvalid         never served: no start, or the previous bundle goes on answering.
- ├─ RulesUnread           no start: bans would not hold.
- └─ NoChampion            no pointer names a champion: no start, or the previous bundle goes on answering.
-"""
+"""Every error of the request path. `docs/reference/errors.md` has what each means for the caller."""
 
 from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,6 @@ BATCH_REQUESTS = Histogram(
 BATCH_QUEUE_SECONDS = Histogram(
     "reco_batch_queue_seconds", "Time a request waited to share a call of a remote ranker", buckets=BUCKETS_S
 )
-BATCH_REFUSED = Counter(
-    "reco_batch_refused", "Requests refused because too many wait for the remote ranker", ["priority"]
-)
-BATCH_EXPIRED = Counter(
-    "reco_batch_expired", "Requests whose deadline passed before the remote ranker was asked"
-)
 CACHE_LOOKUPS = Counter(
     "reco_cache_lookups",
     "Look-ups of a cached list, by level (process) and outcome (hit, miss, refused)",
@@ -204,45 +199,38 @@ class ProcessMetrics:
         """Read them all from the system: no process holds the sums."""
         if self._parent is None or self._folder is None:
             return self._families([psutil.Process()], 0)
-        parent, living = psutil.Process(self._parent), list[psutil.Process]()
+        parent = psutil.Process(self._parent)
+        living, usage, ran = list[psutil.Process](), list[tuple[int, int, int]](), list[Any]()
         for pid in _pids(self._folder, "gauge_livesum"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 living.append(psutil.Process(pid))
-        deaths = len(_pids(self._folder, "counter")) - len(living)
-        usage = []
         for child in living:
             with contextlib.suppress(psutil.Error):
-                usage.append(
-                    (child.memory_info().rss, child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0])
-                )
+                files = child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0]
+                usage.append((child.memory_info().rss, *files))
         # With the children of each that are no more: the fork server's are those that answered.
-        times = _times({parent, *parent.children(recursive=True), *living})
-        cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in times)
+        for process in {parent, *parent.children(recursive=True), *living}:
+            with contextlib.suppress(psutil.Error):
+                ran.append(process.cpu_times())
+        cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in ran)
+        memory, opened, most = zip(*usage, strict=True) if usage else ((0,), (0,), (0,))
         return [
-            *self._families(living, deaths),
+            *self._families(living, len(_pids(self._folder, "counter")) - len(living)),
             CounterMetricFamily("process_cpu_seconds", "Processor time of all processes", cpu_s),
-            _gauge("process_resident_memory_bytes", "Memory of all processes", sum(one[0] for one in usage)),
-            _gauge(
-                "process_open_fds",
-                "Open files, of the process with most",
-                max((u[1] for u in usage), default=0),
+            GaugeMetricFamily("process_resident_memory_bytes", "Memory of all processes", sum(memory)),
+            GaugeMetricFamily("process_open_fds", "Open files, of the process with most", max(opened)),
+            GaugeMetricFamily("process_max_fds", "Most files that one may open", min(most)),
+            GaugeMetricFamily(
+                "process_start_time_seconds", "Unix time of the start of the first", parent.create_time()
             ),
-            _gauge("process_max_fds", "Most files that one may open", min((u[2] for u in usage), default=0)),
-            _gauge("process_start_time_seconds", "Unix time of the start of the first", parent.create_time()),
         ]
 
     @staticmethod
     def _families(living: list[psutil.Process], deaths: int) -> list[Metric]:
         return [
-            _gauge("reco_processes", "Processes that answer", len(living)),
+            GaugeMetricFamily("reco_processes", "Processes that answer", len(living)),
             CounterMetricFamily("reco_process_deaths", "Processes that ended while the endpoint ran", deaths),
         ]
-
-
-def _times(processes: Iterable[psutil.Process]) -> Iterator[Any]:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            yield process.cpu_times()
 
 
 def _pids(folder: str, kind: str) -> set[int]:
@@ -261,10 +249,6 @@ def parent_of(folder: str) -> int:
     return int(Path(folder).name.removeprefix(FOLDER).partition("-")[0])
 
 
-def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, documentation, value)
-
-
 PROCESSES = ProcessMetrics()
 REGISTRY.register(PROCESSES)
 
@@ -276,12 +260,17 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
         accept: the HTTP header of that name: Prometheus' text or OpenMetrics.
     """
     encoder, content_type = choose_encoder(accept)
-    registry = REGISTRY
-    if values.ValueClass is not values.MutexValue:  # then each process has its own values in a shared folder
-        MultiProcessCollector(registry := CollectorRegistry())
-        folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        registry.register(ProcessMetrics(parent_of(folder), folder))
-    return encoder(registry), content_type
+    is_shared = values.ValueClass is not values.MutexValue  # each process has its own values in a folder
+    return encoder(_registry(os.environ["PROMETHEUS_MULTIPROC_DIR"] if is_shared else None)), content_type
+
+
+def _registry(folder: str | None) -> CollectorRegistry:
+    """Return the metrics of the processes that share a folder; None: those of this process."""
+    if folder is None:
+        return REGISTRY
+    MultiProcessCollector(registry := CollectorRegistry(), folder)
+    registry.register(ProcessMetrics(parent_of(folder), folder))
+    return registry
 
 
 @contextlib.contextmanager
@@ -296,11 +285,7 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
         yield
         return
     host, _, port = address.rpartition(":")
-    registry = REGISTRY
-    if folder is not None:
-        MultiProcessCollector(registry := CollectorRegistry(), folder)
-        registry.register(ProcessMetrics(os.getpid(), folder))
-    server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    server, thread = start_http_server(int(port), host.strip("[]"), _registry(folder))
     try:
         yield
     finally:
@@ -309,10 +294,9 @@ def shown(address: str, folder: str | None = None) -> Iterator[None]:
         thread.join()
 
 
-# Looking up a label's counter costs more than counting, so counters in use are cached.
-_responses: dict[tuple[str, str | None], Counter] = {}
-_requests: dict[tuple[str, str, str], Histogram] = {}
-_stages: dict[str, Histogram] = {}
+@functools.cache  # looking up a label's counter costs more than counting
+def _labelled(metric: Any, *values: str) -> Any:
+    return metric.labels(*values)
 
 
 def count_response(
@@ -333,24 +317,12 @@ def count_response(
         route: one of ROUTES.
         priority: of the call.
     """
-    counter = _responses.get((rung, degraded_reason))
-    if counter is None:
-        counter = RESPONSES.labels(rung, degraded_reason or "none")
-        _responses[rung, degraded_reason] = counter
-    counter.inc()
+    _labelled(RESPONSES, rung, degraded_reason or "none").inc()
     ANSWER_SECONDS.observe(took_s)
-    request = _requests.get((route, priority, rung))
-    if request is None:
-        request = REQUEST_SECONDS.labels(route, priority, rung)
-        _requests[route, priority, rung] = request
-    request.observe(took_s)
+    _labelled(REQUEST_SECONDS, route, priority, rung).observe(took_s)
     for stage, ms in stage_ms.items():
-        if stage == "total":
-            continue
-        histogram = _stages.get(stage)
-        if histogram is None:
-            histogram = _stages[stage] = STAGE_SECONDS.labels(stage)
-        histogram.observe(ms / 1e3)
+        if stage != "total":
+            _labelled(STAGE_SECONDS, stage).observe(ms / 1e3)
 
 
 def count_rejected(reason: str) -> None:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -39,7 +38,6 @@ from serving.settings import Settings
 FIRST_PAUSE_S = 0.5  # before a child is started that died twice without an answer between
 # Until a child was ready, a start is unlikely to help; afterwards a long pause would be a hole for callers.
 LONGEST_PAUSE_S, LONGEST_READY_PAUSE_S = 30.0, 1.0
-LOOK_S = 0.5  # between two looks whether a child is stopped
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
@@ -84,7 +82,6 @@ class Processes:
         self._forks: asyncio.subprocess.Process | None = None
         self._requests = socket.socket()  # to it, as soon as it runs
         self._asking = asyncio.Lock()
-        self._watching: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
         self._was_ready = self._said_ready = False
         hold(grpc_socket)
@@ -213,24 +210,12 @@ class Processes:
         self._requests.close()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            forks = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *self._command(theirs.fileno()),
                 env=self._settings.to_env() | {"PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for us: we tell the children
             )
-        self._watched(forks.pid)
-        return forks
-
-    def _watched(self, pid: int) -> psutil.Process | None:
-        """Return a process, which will be killed if it is stopped; None if it is gone."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            task = self._loop.create_task(_kill_if_stopped(process))
-            self._watching.add(task)
-            task.add_done_callback(self._watching.discard)
-            return process
-        return None
 
     def _command(self, requests: int) -> list[str]:
         home = () if self._home is None else ("--home", str(self._home))
@@ -242,7 +227,8 @@ class Processes:
     def _hear(self, slot: Slot, message: dict[str, Any]) -> None:
         match message["event"]:
             case "forked":
-                slot.process = self._watched(message["pid"])
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    slot.process = psutil.Process(message["pid"])
                 if self._stopping.is_set():
                     self._signal_all(signal.SIGTERM)
             case "not_forked":
@@ -270,19 +256,6 @@ class Processes:
             "memory_mb": memory_mb(os.getpid(), *family),
         }
         say(message | own)
-
-
-async def _kill_if_stopped(process: psutil.Process) -> None:
-    """Kill a process that is stopped (SIGSTOP) for two looks in a row: its callers would wait for ever."""
-    stopped = False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while True:
-            await asyncio.sleep(LOOK_S)
-            before, stopped = stopped, process.status() == psutil.STATUS_STOPPED
-            if before and stopped:
-                _log.error("process %d is stopped, another one takes its place", process.pid)
-                process.kill()
-                return
 
 
 def say(event: dict[str, Any]) -> None:
@@ -329,13 +302,9 @@ def pause_s(deaths: int, was_ready: bool) -> float:
 def memory_mb(*pids: int) -> float | None:
     """Return the memory of some processes, pages that they share counted once (PSS); None if unknown."""
     try:
-        kilobytes = [
-            int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)[1])  # type: ignore[index]
-            for pid in pids
-        ]
-    except (OSError, TypeError):  # no Linux, or not ours to know
+        return round(sum(psutil.Process(pid).memory_full_info().pss for pid in pids) / (1 << 20), 1)
+    except (psutil.Error, AttributeError):  # not ours to know, or no Linux
         return None
-    return round(sum(kilobytes) / 1024, 1)
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         else:
             grpc_socket.close()
             with shown(settings.metrics_address):
-                answer(bundle_path, settings, home, http_socket, say, wire)
+                _answer(bundle_path, settings, home, http_socket, say, wire)
 
 
 def _check_certificates(settings: Settings) -> None:
@@ -104,7 +104,7 @@ def _check_certificates(settings: Settings) -> None:
             ) from None
 
 
-def answer(
+def _answer(
     bundle_path: Path,
     settings: Settings,
     home: Path | None,
@@ -112,19 +112,6 @@ def answer(
     tell: Callable[[dict[str, Any]], None],
     wire: Wire | None = None,
 ) -> None:
-    """Answer on a bound socket, in this process; see `serving.wiring.run`.
-
-    Args:
-        bundle_path: the first bundle.
-        settings: of the endpoint.
-        home: the home whose champion is followed, or None.
-        http_socket: bound, not yet listening.
-        tell: takes the events of this process.
-        wire: makes the parts; None: `serving.wiring.wire`.
-
-    Raises:
-        BundleInvalid: as `serve`.
-    """
     began = time.monotonic()
     from serving import wiring  # seconds of imports: a taken port or a wrong host is reported before
 
@@ -162,7 +149,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
             wire,
         )
 
-    return _exit_code(serve_given, _say)
+    return _exit_code(serve_given, lambda code, error: write_line(f"reco serve: {error}"))
 
 
 def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
@@ -197,7 +184,7 @@ def _be_a_child(bundle: Path, control: socket.socket, http_socket: socket.socket
 
         threading.Thread(target=end_with, args=(control,), name="parent", daemon=True).start()
         return _exit_code(
-            lambda: answer(bundle, Settings.from_env(), home, http_socket, tell),
+            lambda: _answer(bundle, Settings.from_env(), home, http_socket, tell),
             lambda code, error: tell({"event": "failed", "message": str(error), "exit_code": code}),
         )
 
@@ -207,10 +194,6 @@ def end_with(parent: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it ended before it read our events
         parent.recv(1)  # it says nothing: this returns when it ends
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _say(code: int, error: Exception) -> None:
-    write_line(f"reco serve: {error}")
 
 
 def _bind(host: str, port: int, field: str, host_field: str = "host") -> socket.socket:

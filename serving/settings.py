@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from feature_repo.errors import USAGE, RecoError
@@ -45,16 +46,6 @@ def _check_store(text: str) -> None:
     if is_redis_url(text):
         parse_redis_url(text)
     elif not (text == "memory:" or (text.startswith("sqlite:///") and urlsplit(text).path.strip("/"))):
-        raise ValueError
-
-
-def _check_cache(text: str) -> None:
-    if text != "memory:":
-        raise ValueError
-
-
-def _check_reasons(text: str) -> None:
-    if text not in ("counts", "plain"):
         raise ValueError
 
 
@@ -104,11 +95,10 @@ class Settings:
         check=_check_tokens,
         secret=True,
     )
-    reasons: str = setting(
+    reasons: Literal["counts", "plain"] = setting(
         "counts",
         "`counts`: a reason says how often and when an item was bought before; `plain`: it does not",
         expected="counts or plain",
-        check=_check_reasons,
     )
     trusted_keys: Path | None = setting(
         None,
@@ -152,11 +142,10 @@ class Settings:
         ge=0,
         le=1,
     )
-    answer_cache: str = setting(
+    answer_cache: Literal["", "memory:"] = setting(
         "",
         "`memory:` caches ranked lists in each process; empty: no cache",
         expected="memory:",
-        check=_check_cache,
         secret=True,  # an older configuration may have a Redis URL here
     )
     user_limit_per_s: float = setting(

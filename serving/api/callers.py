@@ -52,12 +52,10 @@ class Callers:
 
         return guarded if self._digests else app
 
-    def interceptor(self) -> AsyncServerInterceptor:
-        """Return the same check for gRPC."""
-        return _Interceptor(self)
 
+class CallerInterceptor(AsyncServerInterceptor):
+    """The same check for gRPC."""
 
-class _Interceptor(AsyncServerInterceptor):
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
 

@@ -14,12 +14,12 @@ import math
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
-import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -33,10 +33,10 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
-from serving.api.callers import Callers
+from serving.api.callers import CallerInterceptor, Callers
 from serving.api.grpc_service import Health, RecommendationsService, read_metadata
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
-from serving.api.http_server import FIRST_S, SHY_S, Waits, http_server, room_for
+from serving.api.http_server import FIRST_S, SHY_S, HttpServer, Waits, room_for
 from serving.api.openapi import openapi
 from serving.api.predictor import Predictor
 from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
@@ -109,7 +109,7 @@ class Endpoint(ModelServer):
         self._most_connections = most_connections(settings)
         self._app = app = build_app(self.dataplane, self.model_repository_extension, checkout, settings)
         self._callers = Callers(settings.caller_tokens)
-        self._http = http_server(
+        self._http = HttpServer(
             self._callers.guard(app),
             settings.body_timeout_ms / 1e3,
             self.timeout_keep_alive,
@@ -133,20 +133,14 @@ class Endpoint(ModelServer):
         Raises:
             RuntimeError: the endpoint has ended.
         """
-        done: Future[None] = Future()
 
-        def acted() -> None:
-            try:
-                act()
-                done.set_result(None)
-            except Exception as error:  # noqa: BLE001 - it belongs to the thread that asked
-                done.set_exception(error)
+        async def acted() -> None:
+            act()
 
-        self._loop.call_soon_threadsafe(acted)
-        while not done.done():
+        done = asyncio.run_coroutine_threadsafe(acted(), self._loop)
+        while not wait([done], timeout=0.1).done:
             if self._loop.is_closed():
                 raise RuntimeError("the endpoint has ended")
-            wait([done], timeout=0.1)
         done.result()
 
     async def _run(
@@ -186,7 +180,7 @@ class Endpoint(ModelServer):
     def _make_grpc(self) -> grpc.aio.Server:
         settings = self._settings
         server = grpc.aio.server(
-            interceptors=(self._callers.interceptor(), _Statuses()),
+            interceptors=(CallerInterceptor(self._callers), _Statuses()),
             options=[
                 ("grpc.max_receive_message_length", settings.body_limit_bytes),
                 # Of one endpoint only: else two could share the port by accident, each getting some requests.
@@ -229,15 +223,12 @@ def most_connections(settings: Settings) -> int:
 
 def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings: Settings) -> Limits:
     """Return the ASGI application: our routes and KServe's, /metrics and /healthz behind `Limits`."""
-    app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, default_response_class=_Json
-    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for path in _HIDDEN:
         app.add_api_route(path, _hidden, methods=["GET", "POST", "PUT", "DELETE"])
 
-    async def openapi_json() -> Response:
-        document = openapi(settings, checkout.recommender.bundle.profiles)
-        return Response(msgspec.json.encode(document), media_type="application/json")
+    async def openapi_json() -> dict[str, Any]:
+        return openapi(settings, checkout.recommender.bundle.profiles)
 
     app.add_api_route("/openapi.json", openapi_json)
 
@@ -263,13 +254,6 @@ def build_app(dataplane: DataPlane, extension: Any, checkout: Checkout, settings
         app.add_exception_handler(status, _refuse_route)
     app.add_exception_handler(Exception, _broken)
     return Limits(app, settings, routes(checkout))
-
-
-class _Json(JSONResponse):
-    """A response written by msgspec."""
-
-    def render(self, content: Any) -> bytes:
-        return msgspec.json.encode(content)
 
 
 class _DataPlane(DataPlane):
@@ -299,15 +283,10 @@ class _Told:
     """What KServe asks a gRPC context for; among the headers, the time that the call has left."""
 
     def __init__(self, context: Any) -> None:
-        self._headers = [_Header(*header) for header in read_metadata(context).items()]
+        self._headers = [SimpleNamespace(key=k, value=v) for k, v in read_metadata(context).items()]
 
-    def invocation_metadata(self) -> list[_Header]:
+    def invocation_metadata(self) -> list[SimpleNamespace]:
         return self._headers
-
-
-class _Header(NamedTuple):
-    key: str
-    value: str
 
 
 class _Statuses(AsyncExceptionToStatusInterceptor):
@@ -365,7 +344,7 @@ async def _hidden() -> None:
     raise HTTPException(404)
 
 
-async def _refuse(request: Request, error: Exception) -> _Json:
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
     status, _status, reason = next(r for kind, r in _REFUSALS.items() if isinstance(error, kind))
     count_rejected(reason)
     if status >= 500 and request.method == "POST":  # a probe that finds the endpoint not ready is no fault
@@ -373,7 +352,7 @@ async def _refuse(request: Request, error: Exception) -> _Json:
     return _problem(status, _MESSAGES.get(reason, str(error)))
 
 
-async def _refuse_schema(_: Request, error: Exception) -> _Json:
+async def _refuse_schema(_: Request, error: Exception) -> JSONResponse:
     """Name the place that breaks the V2 schema, and nothing that was sent."""
     assert isinstance(error, RequestValidationError)
     count_rejected("schema")
@@ -385,20 +364,20 @@ async def _refuse_schema(_: Request, error: Exception) -> _Json:
     return _problem(422, f"not an Open Inference Protocol request; look at: {listed}")
 
 
-async def _refuse_route(_: Request, error: Exception) -> _Json:
+async def _refuse_route(_: Request, error: Exception) -> JSONResponse:
     status = getattr(error, "status_code", 404)
     count_rejected("route" if status in (404, 405) else "http")
     detail = {404: "no such path", 405: "method not allowed here"}.get(status, "bad request")
     return _problem(status, detail, getattr(error, "headers", None))
 
 
-async def _broken(_: Request, error: Exception) -> _Json:
+async def _broken(_: Request, error: Exception) -> JSONResponse:
     count_fault("http")
     return _problem(500, "internal error")  # uvicorn logs the traceback
 
 
-def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> _Json:
-    return _Json(problem(status, detail), status, headers, MEDIA_TYPE)
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(problem(status, detail), status, headers, MEDIA_TYPE)
 
 
 def _address(listening: socket.socket) -> str:

@@ -38,7 +38,7 @@ class RecommendationsService(RecommendationsServicer):
             if request.priority not in _PRIORITIES:
                 raise InvalidRequest(f"priority must be {' or '.join(PRIORITIES)}")
             headers["x-priority"] = _PRIORITIES[request.priority]
-        call = read_call(headers, "gRPC", self._checkout.limit_s)
+        call = read_call(headers, "gRPC", self._checkout.service.limit_s)
         await self._checkout.enter(call)
         profiles = self._checkout.recommender.bundle.profiles
         plain = _plain(request)
@@ -100,22 +100,12 @@ class Health(grpc.GenericRpcHandler):
 
 
 def read_metadata(context: Any) -> dict[str, str]:
-    """Return a call's metadata as headers, the time it has left among them as `x-deadline-ms`."""
+    """Return a call's metadata as headers; without `x-deadline-ms`, that is the time it has left."""
     headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
     left_s = context.time_remaining()
     if left_s is not None:
-        given_ms = headers.get("x-deadline-ms")
-        left_ms = max(left_s * 1e3, 1e-3)
-        if given_ms is None or _is_longer(given_ms, left_ms):
-            headers["x-deadline-ms"] = f"{left_ms:.3f}"
+        headers.setdefault("x-deadline-ms", f"{max(left_s * 1e3, 1e-3):.3f}")
     return headers
-
-
-def _is_longer(text: str, left_ms: float) -> bool:
-    try:
-        return float(text) > left_ms
-    except ValueError:
-        return False  # is refused where it is read
 
 
 def _plain(message: RecommendRequest) -> dict[str, Any]:

@@ -68,19 +68,12 @@ def routes(checkout: Checkout) -> dict[str, Route]:
         return _encode((await checkout.answer(request, call)).to_dict())
 
     async def predict(scope: Scope, body: bytes) -> bytes:
-        """Answer the requests one after the other, each with the whole deadline once its turn comes."""
         instances = read_body(body, Instances)
         call = await _enter(scope, checkout)
         profiles = checkout.service.recommender.bundle.profiles
-        predictions = []
         requests = instances.to_requests(time.time(), call.request_id, profiles)
-        # All of them now: a bundle that takes over meanwhile may lack the profiles that were checked.
-        turns = [checkout.begin(request, call) for request in requests]
-        for number, turn in enumerate(turns):
-            if number:
-                await checkout.wait_turn(turn)
-            predictions.append((await checkout.complete(turn)).to_dict())
-        return _encode({"predictions": predictions})
+        responses = await checkout.answer_each(requests, call)
+        return _encode({"predictions": [response.to_dict() for response in responses]})
 
     return {RECOMMENDATIONS: recommend, PREDICT: predict}
 

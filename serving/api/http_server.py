@@ -99,34 +99,6 @@ def room_for(connections: int) -> int:
     return connections
 
 
-def http_server(
-    app: App, arrival_s: float, keep_alive_s: int, grace_s: int, waits: Waits[_HttpProtocol], shy_s: float
-) -> HttpServer:
-    """Return a server that has not started.
-
-    Args:
-        app: ASGI application.
-        arrival_s: how long a request's head may take to arrive, and its body after that.
-        keep_alive_s: how long a connection that was answered may wait with its next request.
-        grace_s: how long requests on their way get when it ends.
-        waits: of its connections.
-        shy_s: SHY_S if other processes accept on its socket, too, else 0.
-    """
-    config = uvicorn.Config(
-        app,
-        http=cast(Any, functools.partial(_HttpProtocol, waits, arrival_s)),
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # no code reads the client's address
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=grace_s,
-        timeout_keep_alive=keep_alive_s,
-    )
-    return HttpServer(config, waits, shy_s)
-
-
 class _Joined:
     """A transport that sends an answer's head with its body: one system call and one packet, not two."""
 
@@ -359,7 +331,37 @@ class HttpServer(uvicorn.Server):
     dies is taken by the others.
     """
 
-    def __init__(self, config: uvicorn.Config, waits: Waits[_HttpProtocol], shy_s: float) -> None:
+    def __init__(
+        self,
+        app: App,
+        arrival_s: float,
+        keep_alive_s: int,
+        grace_s: int,
+        waits: Waits[_HttpProtocol],
+        shy_s: float,
+    ) -> None:
+        """Take an application and its limits.
+
+        Args:
+            app: ASGI application.
+            arrival_s: how long a request's head may take to arrive, and its body after that.
+            keep_alive_s: how long a connection that was answered may wait with its next request.
+            grace_s: how long requests on their way get when it ends.
+            waits: of its connections.
+            shy_s: SHY_S if other processes accept on its socket, too, else 0.
+        """
+        config = uvicorn.Config(
+            app,
+            http=cast(Any, functools.partial(_HttpProtocol, waits, arrival_s)),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # no code reads the client's address
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=grace_s,
+            timeout_keep_alive=keep_alive_s,
+        )
         super().__init__(config)
         self._waits, self._shy_s = waits, shy_s
         self._ticked_at = math.inf

@@ -14,7 +14,7 @@ import msgspec
 
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS
 from serving.api.http_server import MAX_HEAD_BYTES
-from serving.api.problems import MEDIA_TYPE, Problem, problem
+from serving.api.problems import MEDIA_TYPE, Problem
 from serving.schemas import (
     DEFAULT_PROFILE,
     PRIORITIES,
@@ -109,7 +109,7 @@ def openapi(settings: Settings, profiles: Iterable[str] = (DEFAULT_PROFILE,)) ->
                     "summary": "Whether requests may come",
                     "responses": {
                         "200": _content("Ready", {"type": "object"}, {"status": "ready"}),
-                        "503": _refusal(503, "Not ready, or about to stop", "not ready"),
+                        "503": _refusal("Not ready, or about to stop"),
                     },
                 }
             },
@@ -129,6 +129,16 @@ def _operation(
     settings: Settings,
 ) -> dict[str, Any]:
     body_bytes, wait_s = settings.body_limit_bytes, settings.body_timeout_ms / 1e3
+    refusals = {
+        400: "The body is not JSON",
+        **({401: "No valid token"} if settings.caller_tokens else {}),
+        **({403: "A web page asks"} if settings.is_local else {}),
+        408: f"The headers or the body did not arrive within {wait_s:g} s",
+        413: f"The body is longer than {body_bytes} bytes",
+        422: "The body or a header is not as described here",
+        429: "There is no time for a prefetch",
+        431: f"The headers are longer than {MAX_HEAD_BYTES} bytes",
+    }
     return {
         "operationId": name,
         "summary": summary,
@@ -156,24 +166,7 @@ def _operation(
             "200": _content(
                 "The answer; what fails in the server makes it `degraded`", _ref(answers), response
             ),
-            "400": _refusal(400, "The body is not JSON", "the body is not JSON"),
-            **({"401": _refusal(401, "No valid token", "no valid token")} if settings.caller_tokens else {}),
-            **(
-                {"403": _refusal(403, "A web page asks", "web pages may not ask")}
-                if settings.is_local
-                else {}
-            ),
-            "408": _refusal(408, "The request took too long", f"the body did not arrive within {wait_s:g} s"),
-            "413": _refusal(413, "The body is too long", f"the body is longer than {body_bytes} bytes"),
-            "422": _refusal(422, "The body or a header is not as described here", "k must be 0 or more"),
-            "429": _refusal(
-                429,
-                "There is no time for a prefetch",
-                "overloaded: there is no time for a prefetch now, ask later",
-            ),
-            "431": _refusal(
-                431, "The headers are too long", f"the headers are longer than {MAX_HEAD_BYTES} bytes"
-            ),
+            **{str(status): _refusal(why) for status, why in refusals.items()},
         },
     }
 
@@ -182,14 +175,13 @@ def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, An
     return {"name": name, "in": "header", "description": description, "schema": schema}
 
 
-def _content(
-    description: str, schema: dict[str, Any], example: object, media_type: str = "application/json"
-) -> dict[str, Any]:
-    return {"description": description, "content": {media_type: {"schema": schema, "example": example}}}
+def _content(description: str, schema: dict[str, Any], example: object) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"description": description, "content": content}
 
 
-def _refusal(status: int, description: str, detail: str) -> dict[str, Any]:
-    return _content(description, _ref("Problem"), problem(status, detail), MEDIA_TYPE)
+def _refusal(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": _ref("Problem")}}}
 
 
 def _ref(schema: str) -> dict[str, Any]:

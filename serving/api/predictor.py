@@ -66,7 +66,7 @@ class Predictor(Model):
         # After the checkouts of this endpoint: rows of others must not take the time of shoppers.
         # They count from here: the queue of checkouts decides, not the time that their tensors took to read.
         now, behind = time.perf_counter(), {**(headers or {}), "x-priority": PRIORITIES[1]}
-        call = read_call(behind, self.name, self._checkout.limit_s, now)
+        call = read_call(behind, self.name, self._checkout.service.limit_s, now)
         if not self._checkout.service.admission.admits(call, now):
             raise Overloaded("the endpoint has more checkouts than it can answer in time: ask it later")
         recommender = self._checkout.recommender

@@ -1,10 +1,6 @@
 """KServe adapter `checkout`: `Checkout` as a model of KServe's, for V2 and gRPC, metadata and readiness.
 
-    preprocess    the body is checked, the user's features are read, candidates are retrieved
-    predict       the ranker scores the candidates
-    postprocess   the list is made and written as the protocol wants it
-
-One model object answers all requests: what belongs to one request travels in its `Turn`.
+V1 is read here for KServe's own server alone, which a bench compares: `serving.api.http_routes` has ours.
 """
 
 from __future__ import annotations
@@ -12,15 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from kserve import InferRequest, InferResponse, Model
-from kserve.errors import InvalidInput
 
 from serving.api.predictor import read_tensors, respond
-from serving.checkout.checkout import Checkout, Turn
+from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest
 from serving.schemas import Recommendation, Response, parse_instances, parse_request, read_call
 
@@ -33,14 +27,6 @@ _INPUTS = {
     "profile": ("BYTES",),
     "request_id": ("BYTES",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """One call of the model: the turns of its requests, and their V2 envelope, if any."""
-
-    turns: list[Turn]
-    envelope: InferRequest | None
 
 
 class Transformer(Model):
@@ -60,65 +46,37 @@ class Transformer(Model):
         """Return the metadata of the outputs for /v2/models/checkout: one entry per recommended item."""
         return [{"name": name, "datatype": kind, "shape": [-1]} for name, (kind, _) in _columns(()).items()]
 
-    async def preprocess(
-        self, payload: InferRequest | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
-    ) -> ModelCall:
-        """Check the body; read features and retrieve candidates for the first of its requests."""
-        envelope = payload if isinstance(payload, InferRequest) else None
-        route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
-        try:
-            call = read_call(headers or {}, route, self._checkout.limit_s)
-            await self._checkout.enter(call)
-            profiles = self._checkout.recommender.bundle.profiles
-            if envelope is None:
-                requests = parse_instances(
-                    payload, now=time.time(), default_id=call.request_id, profiles=profiles
-                )
-            else:
-                raw = _from_tensors(envelope)
-                requests = [
-                    parse_request(raw, now=time.time(), default_id=call.request_id, profiles=profiles)
-                ]
-        except InvalidRequest as error:
-            raise InvalidInput(str(error)) from error
-        turns = [self._checkout.begin(request, call) for request in requests]
-        if turns:
-            await self._checkout.prepare(turns[0])
-        return ModelCall(turns, envelope)
-
     async def predict(
         self,
-        payload: ModelCall,
-        headers: dict[str, str] | None = None,
-        response_headers: dict[str, str] | None = None,
-    ) -> ModelCall:
-        """Score the candidates.
-
-        Further requests of the same body are answered here one after the other, each as if it had come
-        alone: its deadline begins when its turn does, and other callers get theirs in between.
-        """
-        for number, turn in enumerate(payload.turns):
-            if number:
-                await self._checkout.wait_turn(turn)
-                await self._checkout.prepare(turn)
-            await self._checkout.rank(turn)
-            if number + 1 < len(payload.turns):
-                self._checkout.finish(turn)  # now: its time must not hold the others'
-        return payload
-
-    async def postprocess(
-        self,
-        result: ModelCall,
+        payload: InferRequest | Mapping[str, Any],
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | InferResponse:
-        """Make the list and write it as the protocol wants it."""
-        if result.turns:
-            self._checkout.finish(result.turns[-1])
-        responses = [turn.response for turn in result.turns if turn.response is not None]
-        if result.envelope is None:
+        """Answer a body as its protocol wants it.
+
+        Raises:
+            InvalidRequest: the message names the place and the expected value, never the sent one.
+            InvalidInput: the same, of a tensor.
+            Overloaded: it is a prefetch, and there is no time for it.
+        """
+        checkout = self._checkout
+        envelope = payload if isinstance(payload, InferRequest) else None
+        route = "V1" if envelope is None else "V2 over gRPC" if envelope.from_grpc else "V2"
+        call = read_call(headers or {}, route, checkout.service.limit_s)
+        await checkout.enter(call)
+        given: dict[str, Any] = {
+            "now": time.time(),
+            "default_id": call.request_id,
+            "profiles": checkout.recommender.bundle.profiles,
+        }
+        if envelope is None:
+            requests = parse_instances(payload, **given)
+        else:
+            requests = [parse_request(_from_tensors(envelope), **given)]
+        responses = await checkout.answer_each(requests, call)
+        if envelope is None:
             return {"predictions": [response.to_dict() for response in responses]}
-        return _to_tensors(result.envelope, self.name, responses[0])
+        return _to_tensors(envelope, self.name, responses[0])
 
 
 def _from_tensors(envelope: InferRequest) -> dict[str, Any]:

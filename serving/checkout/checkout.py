@@ -125,11 +125,6 @@ class Checkout:
     def recommender(self, recommender: Recommender) -> None:
         self.service = replace(self.service, recommender=recommender)
 
-    @property
-    def limit_s(self) -> float:
-        """The server's deadline of a request, in seconds from its arrival."""
-        return self.service.limit_s
-
     async def answer(self, request: Request, call: Call) -> Response:
         """Answer one request.
 
@@ -137,6 +132,20 @@ class Checkout:
             Overloaded: it is a prefetch, and there is no time for it.
         """
         return await self.complete(self.begin(request, call))
+
+    async def answer_each(self, requests: Sequence[Request], call: Call) -> list[Response]:
+        """Answer the requests of one body one after the other, each with the whole deadline from its turn on.
+
+        Raises:
+            Overloaded: as `answer`.
+        """
+        # All of them now: a bundle that takes over meanwhile may lack the profiles that were checked.
+        turns, responses = [self.begin(request, call) for request in requests], list[Response]()
+        for turn in turns:
+            if responses:
+                await self.wait_turn(turn)
+            responses.append(await self.complete(turn))
+        return responses
 
     async def complete(self, turn: Turn) -> Response:
         """Answer a turn that has begun."""
@@ -148,10 +157,10 @@ class Checkout:
         """Wait until a call may begin, in a burst for earlier ones; its body is read after that.
 
         Raises:
-            Overloaded: it is a prefetch, and there would be no time for it.
+            Overloaded: it is a prefetch, and there is no time for it.
         """
         if call.priority != PRIORITIES[0]:
-            self._refuse_prefetch(call, time.perf_counter(), self._entrance.wait_s())
+            self._refuse_prefetch(call, time.perf_counter())
         try:
             await self._queue(call, call.arrived)
         except TimeoutError:
@@ -196,55 +205,35 @@ class Checkout:
         if self._is_late(turn):
             return
         if turn.recommender.answers is not None:
-            await self._look(turn, admitted=not refused)
+            with _stage(turn, "cache", None):
+                await self._look(turn, admitted=not refused)
             if self._is_late(turn):
                 return
         if refused:
             turn.response = _step_down(turn, refused)
             return
-        began = time.perf_counter()
-        try:
-            with self.service.admission.computing():
-                turn.prepared = await self._gather(turn)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("preprocess failed; answered from a lower rung")
-            turn.response = _step_down(turn, "preprocess_error")
-        turn.stages.append(("preprocess", began, time.perf_counter()))
+        with _stage(turn, "preprocess", "preprocess_error"), self.service.admission.computing():
+            turn.prepared = await self._gather(turn)
 
     async def rank(self, turn: Turn) -> None:
         """Score the candidates."""
         if self._is_late(turn):
             return
-        began = time.perf_counter()
-        try:
-            with self.service.admission.computing():
-                turn.scores = await self._score(turn)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("predict failed; answered from a lower rung")
-            turn.response = _step_down(turn, "predict_error")
-        turn.stages.append(("predict", began, time.perf_counter()))
+        with _stage(turn, "predict", "predict_error"), self.service.admission.computing():
+            turn.scores = await self._score(turn)
 
     def finish(self, turn: Turn) -> Response:
         """Make the list, unless a lower rung has answered, and show it to the observers."""
-        began = time.perf_counter()
-        if turn.response is None:
-            try:
+        with _stage(turn, "postprocess", "postprocess_error"):
+            if turn.response is None:
                 assert turn.prepared is not None
                 assert turn.scores is not None
+                began = time.perf_counter()
                 turn.response = turn.recommender.finish(turn.prepared, turn.scores)
                 self.service.admission.served(turn.began_s, time.thread_time())
                 now = time.perf_counter()
                 self.service.budgets.reranking.learn(now - began, now)
-            except Exception:  # noqa: BLE001 - as above
-                _log.exception("postprocess failed; answered from a lower rung")
-                turn.response = _step_down(turn, "postprocess_error")
-        turn.stages.append(("postprocess", began, time.perf_counter()))
+        assert turn.response is not None
         for observe in self.service.observers:
             try:
                 observe(turn)
@@ -265,8 +254,8 @@ class Checkout:
         finally:
             self.service = service
 
-    def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
-        if not self.service.admission.admits(call, now, ahead_s):
+    def _refuse_prefetch(self, call: Call, now: float) -> None:
+        if not self.service.admission.admits(call, now):
             raise Overloaded(_NO_TIME)
 
     def _refused(self, turn: Turn) -> str | None:
@@ -335,18 +324,11 @@ class Checkout:
         """Answer with a cached list, or with one that is computed now for the cache.
 
         A turn that gets no response here is computed on its own.
+
+        Raises:
+            RankingFailed: naming the reason.
         """
         began = time.perf_counter()
-        try:
-            await self._answer_from_cache(turn, began, admitted)
-        except RankingFailed as error:
-            _log.warning("answered from a lower rung: %s", error)
-            turn.response = _step_down(turn, error.reason)
-        except Exception:  # noqa: BLE001 - the edge of the process: no fault of ours may become a 500
-            _log.exception("the cache failed; answered without it")
-        turn.stages.append(("cache", began, time.perf_counter()))
-
-    async def _answer_from_cache(self, turn: Turn, began: float, admitted: bool) -> None:
         recommender, request, deadline = turn.recommender, turn.request, turn.call.deadline
         assert recommender.answers is not None
         read_by = deadline - self.service.budgets.after_features_s(_fewest(turn))
@@ -412,7 +394,7 @@ class Checkout:
         own.
         """
         now = time.perf_counter()
-        leader.call = Call(now, now + self.limit_s, leader.call.request_id)
+        leader.call = Call(now, now + self.service.limit_s, leader.call.request_id)
         prepared = leader.prepared = await self._gather(leader, NOTHING_HIDDEN, whole=True)
         leader.scores = await self._score(leader)
         prepared.stage_ms["ranking"] = (time.perf_counter() - prepared.ready_at) * 1e3
@@ -428,6 +410,28 @@ class Checkout:
         if turn.response is None and time.perf_counter() > turn.call.deadline:
             turn.response = _step_down(turn, DeadlineExceeded.reason)
         return turn.response is not None
+
+
+@contextlib.contextmanager
+def _stage(turn: Turn, name: str, fault: str | None) -> Iterator[None]:
+    """Time a stage; where it fails, a lower rung answers: no fault of ours may become a 500.
+
+    Args:
+        turn: gets the answer and the times.
+        name: of the stage.
+        fault: reason of that answer if the error is our own; None: the answer goes on without the stage.
+    """
+    began = time.perf_counter()
+    try:
+        yield
+    except RankingFailed as error:
+        _log.warning("answered from a lower rung: %s", error)
+        turn.response = _step_down(turn, error.reason)
+    except Exception:  # noqa: BLE001 - the edge of the process
+        _log.exception("%s failed; answered %s", name, "from a lower rung" if fault else "without it")
+        if fault:
+            turn.response = _step_down(turn, fault)
+    turn.stages.append((name, began, time.perf_counter()))
 
 
 def _fewest(turn: Turn) -> int:

@@ -24,7 +24,7 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2 import (
 )
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
-from serving.checkout.batching import Batcher, Priority
+from serving.checkout.batching import Batcher
 from serving.checkout.checkout import Turn
 from serving.errors import (
     DeadlineExceeded,
@@ -65,7 +65,7 @@ class RemoteRanker:
         max_rows: int = MAX_ROWS,
         probe_s: float = PROBE_S,
     ) -> None:
-        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`; see `Batcher`.
+        """Take HOST:PORT or HOST:PORT/MODEL, of which MODEL may hold `{bundle_id}`.
 
         Args:
             address: with `https://` before it, the connection is encrypted.
@@ -80,27 +80,21 @@ class RemoteRanker:
         self._asked = self._model  # the name of the model that was asked last
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
+        self.breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
         self._batcher = Batcher(self._score, max_wait_ms=max_wait_ms, max_rows=max_rows)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the breaker is: requests are refused without asking the ranker."""
-        return self._breaker.is_open
 
     async def rank(self, turn: Turn) -> np.ndarray:
         """Return one score per candidate, (n,) float32.
 
         Raises:
             DeadlineExceeded: the scores did not come in time.
-            Overloaded: too many requests wait for the ranker.
             RankerUnavailable: the ranker is not there, refuses, or does not answer with scores.
             RankerMismatch: the scores are of another bundle.
         """
         assert turn.prepared is not None
         if not len(turn.prepared.dense):
             return np.empty(0, np.float32)
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             _calls["refused"].inc()
             raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")
         deadline = min(turn.until, turn.call.deadline - MARGIN_S)
@@ -112,7 +106,7 @@ class RemoteRanker:
             (dense, categorical),
             rows=len(dense),
             bundle_id=turn.recommender.bundle.bundle_id,
-            priority=Priority[turn.call.priority.upper()],
+            priority=turn.call.priority,
             deadline=deadline,
         )
         return scores
@@ -149,7 +143,7 @@ class RemoteRanker:
             if task is None or task.cancelling():
                 raise  # the loop ends
             raise RankerUnavailable(f"the connection to {self._target} was closed") from None
-        self._breaker.succeeded()
+        self.breaker.succeeded()
         try:
             _check_bundle(response, bundle_id, named=bundle_id in model)
         except RankerMismatch:
@@ -163,75 +157,65 @@ class RemoteRanker:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             _calls["late"].inc()
             if timeout_s >= FAIR_S:
-                self._breaker.failed(f"{self._target} did not answer in {timeout_s * 1e3:.0f} ms")
+                self.breaker.failed(f"{self._target} did not answer in {timeout_s * 1e3:.0f} ms")
             return DeadlineExceeded(f"{self._target} did not answer in time")
         # The details of an answer that we did not write do not belong in our log.
         why = f"{self._target} says {error.code().name}"
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             _calls["failed"].inc()
-            self._breaker.succeeded()  # the ranker is well: something is wrong with these rows
+            self.breaker.succeeded()  # the ranker is well: something is wrong with these rows
             return RowsRefused(why)
         self._failed(why)
         return RankerUnavailable(why)
 
     async def close(self) -> None:
         """Close the connection."""
-        await asyncio.to_thread(self._breaker.close)  # a probe may wait for this loop
-        if self._channel is not None:
-            await self._channel.close()
+        await asyncio.to_thread(self.breaker.close)  # a probe may wait for this loop
+        await self._hang_up()
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:  # not before: a channel belongs to the loop that runs when it is made
             self._loop = asyncio.get_running_loop()  # first: without a certificate there is a probe, too
-            self._channel = self._new_channel()
+            if self._is_encrypted:
+                try:  # each time: certificates change while the endpoint runs
+                    files = [file and file.read_bytes() for file in self._tls]
+                except OSError as error:
+                    raise RankerUnavailable(f"{error.filename}: {error.strerror}") from error
+                credentials = grpc.ssl_channel_credentials(*files)
+                self._channel = grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
+            else:
+                self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         return self._channel
-
-    def _new_channel(self) -> grpc.aio.Channel:
-        if not self._is_encrypted:
-            return grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-        try:  # each time: certificates change while the endpoint runs
-            credentials = grpc.ssl_channel_credentials(*(file and file.read_bytes() for file in self._tls))
-        except OSError as error:
-            raise RankerUnavailable(f"{error.filename}: {error.strerror}") from error
-        return grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
 
     def _failed(self, why: object) -> None:
         _calls["failed"].inc()
-        self._breaker.failed(why)
+        self.breaker.failed(why)
 
     def _probe(self) -> bool:
         """Ask whether the model is ready; for the breaker's thread."""
         assert self._loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._connect_anew(), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._is_ready(), self._loop)
         try:
             return asked.result(LOOP_S)
         except TimeoutError:
             asked.cancel()
             return False
 
-    async def _connect_anew(self) -> bool:
-        """Ask by a new connection whether the model is ready; if so, it takes the old one's place.
-
-        The old one may lead to a machine that is gone without a word, or pause before it tries again.
-        """
+    async def _is_ready(self) -> bool:
+        """Ask over a new connection: the old one may lead to a machine that is gone without a word."""
+        await self._hang_up()
         try:
-            channel = self._new_channel()
-        except RankerUnavailable:
+            ask = self._open().unary_unary(
+                f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
+            )
+            return bool((await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)).ready)
+        except (RankerUnavailable, grpc.aio.AioRpcError):
             return False
-        ask = channel.unary_unary(
-            f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
-        )
-        try:
-            answer = await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)
-            is_ready = bool(answer.ready)
-        except grpc.aio.AioRpcError:
-            is_ready = False
-        old: grpc.aio.Channel | None = channel
-        if is_ready:
-            old, self._channel = self._channel, channel
-        if old is not None:
-            await old.close()
-        return is_ready
+
+    async def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
 
 def write_request(model: str, dense: np.ndarray, categorical: np.ndarray) -> ModelInferRequest:

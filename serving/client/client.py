@@ -30,7 +30,7 @@ from concurrent.futures import CancelledError
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, get_type_hints
 
 import httpx
 
@@ -76,17 +76,7 @@ class RequestOptions(TypedDict, total=False):
     deadline_ms: float
 
 
-_TEXT = (str, type(None))
-_KINDS: dict[str, tuple[type, ...]] = {
-    "user_id": _TEXT,
-    "store_id": _TEXT,
-    "at": (datetime, *_TEXT),
-    "k": (int,),
-    "profile": _TEXT,
-    "request_id": _TEXT,
-    "explain": (bool,),
-    "deadline_ms": (int, float),
-}
+_KINDS = get_type_hints(RequestOptions)
 
 
 def read_best_sellers(file: str | Path) -> list[str]:
@@ -187,8 +177,7 @@ class Client(_Endpoint):
     """
 
     def _open(self) -> None:
-        # By process: a fork may copy a lock that another thread holds, which is missing there.
-        self._locks: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
         self._closed = False
         self._loop_thread: _LoopThread | None = None
 
@@ -204,7 +193,7 @@ class Client(_Endpoint):
 
     def close(self) -> None:
         """Cancel the calls in flight, close the connections and wait for the thread."""
-        with self._lock():
+        with self._lock:
             self._closed = True
             loop_thread, self._loop_thread = self._loop_thread, None
         if loop_thread is not None and loop_thread.process == os.getpid():
@@ -218,15 +207,11 @@ class Client(_Endpoint):
     ) -> None:
         self.close()
 
-    def _lock(self) -> threading.Lock:
-        return self._locks.setdefault(os.getpid(), threading.Lock())
-
     def _running(self, deadline: float) -> _LoopThread:
         loop_thread = self._loop_thread
         if loop_thread is not None and loop_thread.process == os.getpid():
             return loop_thread
-        lock = self._lock()
-        if not lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
+        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise NotAnswered(DEADLINE_EXCEEDED, "another thread was still starting the client")
         try:
             if self._closed:
@@ -236,7 +221,7 @@ class Client(_Endpoint):
                 self._loop_thread = _LoopThread(self._connect())
             return self._loop_thread
         finally:
-            lock.release()
+            self._lock.release()
 
 
 def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float) -> PreparedRequest:
@@ -268,11 +253,13 @@ def check_call(basket: object, options: RequestOptions) -> None:
         InvalidCall: naming the argument, its type or value, and the expected one.
     """
     for name, value in options.items():
-        kinds = _KINDS.get(name)
-        if kinds is None:
+        if name not in _KINDS:
             raise InvalidCall(f"no argument {name!r}: there is {', '.join(_KINDS)}")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+        kind = _KINDS[name]
+        if not isinstance(value, (int | float) if kind is float else kind) or (
+            isinstance(value, bool) and kind is not bool
+        ):
+            expected = getattr(kind, "__name__", kind)
             raise InvalidCall(f"{name} is of type {type(value).__name__}, expected {expected}")
     if options.get("k", DEFAULT_K) < 0:
         raise InvalidCall(f"k is {options['k']}, expected 0 or more")
@@ -316,7 +303,11 @@ class BestSellers:
             _log.warning("answered by the best sellers: %s", error)
         if self._strict:
             raise error
-        excluded = _ids_in(basket)  # they may be the cause: each is read with care
+        try:
+            excluded = {item for item in basket if isinstance(item, str)}
+        except Exception:  # noqa: BLE001 (a deleted database row, a set that another thread changes)
+            _log.warning("a basket cannot be read; the best sellers may repeat its items")
+            excluded = set()
         offered = [item for item in self._items if item not in excluded][
             : min(options.get("k", DEFAULT_K), MAX_K)
         ]
@@ -328,19 +319,6 @@ class BestSellers:
             degraded=True,
             degraded_reason=error.reason,
         )
-
-
-def _ids_in(basket: object) -> set[str]:
-    """Return the ids of a possibly invalid basket, up to the first one that cannot be read."""
-    ids: set[str] = set()
-    try:
-        if isinstance(basket, Collection):
-            for item in basket:
-                if isinstance(item, str):
-                    ids.add(item)
-    except Exception:  # noqa: BLE001 (a deleted database row, a set that another thread changes)
-        _log.warning("a basket could not be read completely; the best sellers may repeat its items")
-    return ids
 
 
 class _LoopThread:

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import BinaryIO
 
 import orjson
@@ -28,17 +27,6 @@ CLOSE_S = 2.0
 _CHUNK = 64  # lines written at a time; each chunk holds the interpreter for some 0.3 ms
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The content of a line; `at` in seconds since the epoch."""
-
-    at: float
-    request: Request
-    call: Call
-    queue_ms: float  # waited for other requests before it began
-    response: Response
-
-
 class RequestLog:
     """Writes lines from a thread of its own, some times a second; `observe` is an observer."""
 
@@ -47,7 +35,8 @@ class RequestLog:
         self._stream = stream
         self._key = key.encode() or os.urandom(32)
         # A deque and a poll, as in the prediction log: waking a thread would cost the request more.
-        self._answered: deque[Answered] = deque()
+        # Of each answer: the time, the request, its call, the wait in milliseconds, and the response.
+        self._answered: deque[tuple[float, Request, Call, float, Response]] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
@@ -58,7 +47,7 @@ class RequestLog:
             assert turn.response is not None
             # Not the turn itself: it holds the features, and a full queue of those is a gigabyte.
             waited_ms = (turn.began - turn.call.arrived) * 1e3
-            self._answered.append(Answered(time.time(), turn.request, turn.call, waited_ms, turn.response))
+            self._answered.append((time.time(), turn.request, turn.call, waited_ms, turn.response))
         else:
             REQUEST_LOG_DROPPED.inc()
 
@@ -75,7 +64,7 @@ class RequestLog:
     def _write(self) -> None:
         while self._answered:
             chunk = [self._answered.popleft() for _ in range(min(_CHUNK, len(self._answered)))]
-            lines = [orjson.dumps(describe(a, self._key), option=orjson.OPT_APPEND_NEWLINE) for a in chunk]
+            lines = [orjson.dumps(_line(*one, self._key), option=orjson.OPT_APPEND_NEWLINE) for one in chunk]
             try:
                 self._stream.write(b"".join(lines))
                 self._stream.flush()
@@ -83,12 +72,12 @@ class RequestLog:
                 REQUEST_LOG_DROPPED.inc(len(lines))
 
 
-def describe(answered: Answered, key: bytes) -> dict[str, object]:
-    """Return the fields of a line; of the key at most 64 bytes count."""
-    request, response, call = answered.request, answered.response, answered.call
+def _line(
+    at: float, request: Request, call: Call, queue_ms: float, response: Response, key: bytes
+) -> dict[str, object]:
     user = request.user_id
     return {
-        **head("answered", answered.at, traceparent=call.traceparent),
+        **head("answered", at, traceparent=call.traceparent),
         "request_id": response.request_id,
         "route": call.route,
         "priority": call.priority,
@@ -100,11 +89,14 @@ def describe(answered: Answered, key: bytes) -> dict[str, object]:
         "bundle_id": response.bundle_id,
         "rung": response.rung,
         "degraded_reason": response.degraded_reason,
-        "queue_ms": round(answered.queue_ms, 3),
+        "queue_ms": round(queue_ms, 3),
         "stage_ms": {stage: round(ms, 3) for stage, ms in response.stage_ms.items()},
     }
 
 
 def hash_user(user_id: str, key: bytes) -> str:
-    """Return 16 hexadecimal digits that cannot be made without the key (keyed BLAKE2b, RFC 7693)."""
+    """Return 16 hexadecimal digits that cannot be made without the key (keyed BLAKE2b, RFC 7693).
+
+    Of the key at most 64 bytes count.
+    """
     return hashlib.blake2b(user_id.encode(), digest_size=8, key=key[:64]).hexdigest()

@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
         fields |= {"logger": record.name, "message": record.getMessage()}
         if record.exc_info and record.exc_info[1] is not None:
             fields["exception.type"] = type(record.exc_info[1]).__qualname__
-            fields["exception.stacktrace"] = record.exc_text or self.formatException(record.exc_info)
+            fields["exception.stacktrace"] = traceback_without_messages(record.exc_info[1])
         return json.dumps(fields)
 
 
@@ -77,16 +77,6 @@ class OncePerSecond(logging.Filter):
         if held_back:
             record.msg = f"{record.getMessage()} (and {held_back} more like it before)"
             record.args = ()
-        return True
-
-
-class WithoutMessages(logging.Filter):
-    """Gives a line the traceback of `traceback_without_messages`, for each handler that formats it later."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let the line through."""
-        if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = traceback_without_messages(record.exc_info[1])
         return True
 
 
@@ -139,7 +129,6 @@ def log_to(stream: BinaryIO) -> None:
     """Send this process's log, from warnings on, to a stream."""
     handler = BackgroundHandler(stream)
     handler.addFilter(OncePerSecond())
-    handler.addFilter(WithoutMessages())
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     # KServe logs each request and, with a traceback, each client error; `endpoint` logs our own faults.

@@ -1,11 +1,9 @@
-"""Every error of the request path is in its module's picture and derives from the base error."""
+"""An answer names why it is not full: each failure of ranking has a listed reason."""
 
-import serving.errors
-from serving.errors import RecommendError
+from serving.errors import RankingFailed, UserOverLimit
+from serving.schemas import REASONS
 
 
-def test_each_error_is_in_the_picture() -> None:
-    names = {kind.__name__ for kind in RecommendError.__subclasses__() if kind.__module__ == "serving.errors"}
-    assert {"InvalidRequest", "FeaturesUnavailable", "FactsUnavailable", "BundleInvalid"} <= names
-    for name in names:
-        assert f"─ {name} " in (serving.errors.__doc__ or "")
+def test_each_failure_of_ranking_has_a_listed_reason() -> None:
+    kinds: tuple[type[RankingFailed], ...] = (RankingFailed, *RankingFailed.__subclasses__(), UserOverLimit)
+    assert {kind.reason for kind in kinds} <= set(REASONS)

@@ -1,28 +1,22 @@
 """The process starts with a valid bundle or reports the reason, and stops without losing a request."""
 
-import contextlib
 import json
-import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
 
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.release.champion import Champion, write_champion
-from serving.release.manifest import read_manifest
 from serving.server import end_with, serve
 from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening
@@ -30,10 +24,6 @@ from tests.chaos.procs import eventually
 from tests.serving.conftest import V1, ask, connect, refused_start
 
 AT = "2017-12-05T18:30:00Z"
-# Of HTTP/2: frames, and their flags.
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
-END_STREAM = ACK = 1
-END_HEADERS = 4
 
 
 def refuses(http: str) -> bool:
@@ -81,83 +71,41 @@ def test_sigterm_finishes_a_request_in_flight_and_flushes_the_log(
     assert '"u1"' not in "".join(running.stderr)
 
 
-class Http2:
-    """One gRPC call, frame by frame (RFC 9113): as slow as a test wants it."""
-
-    def __init__(self, address: str, path: str) -> None:
-        self._connection = connect(f"http://{address}")
-        self.answer = b""  # data of the call's stream
-        self.seen: list[int] = []  # types of the received frames
-        self.ended = False
-        headers = {
-            ":method": "POST", ":scheme": "http", ":path": path, ":authority": "x",
-            "te": "trailers", "content-type": "application/grpc",
-        }  # fmt: skip
-        block = b""
-        for name, value in headers.items():  # literals, neither indexed nor Huffman coded
-            block += b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        self._connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        self.send(SETTINGS, 0, 0, b"")
-        self.send(HEADERS, END_HEADERS, 1, block)
-
-    def __enter__(self) -> "Http2":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    def send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        frame = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
-        self._connection.sendall(frame + payload)
-
-    def hear(self) -> int:
-        """Wait for a frame, and for a ping answer it; return its type."""
-        head = self._exactly(9)
-        length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
-        stream, payload = int.from_bytes(head[5:], "big"), self._exactly(length)
-        if kind == PING and not flags:
-            self.send(PING, ACK, 0, payload)
-        if stream == 1:
-            self.answer += payload if kind == DATA else b""
-            self.ended = self.ended or bool(kind in (DATA, HEADERS) and flags & END_STREAM)
-        self.seen.append(kind)
-        return kind
-
-    def _exactly(self, count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            part = self._connection.recv(count - len(got))
-            assert part, "the endpoint hung up"
-            got += part
-        return got
-
-
 @pytest.mark.slow
 def test_sigterm_finishes_a_grpc_call_and_drains(
     toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
 ) -> None:
-    from serving.proto.recommendations_pb2 import RecommendRequest, RecommendResponse
+    from serving.proto.recommendations_pb2 import RecommendRequest
+    from serving.proto.recommendations_pb2_grpc import RecommendationsStub
 
-    settings = Settings(home=tmp_path, store_url=toy_store, drain_s=0.0, log=False, deadline_ms=10_000.0)
-    running = start_endpoint(toy_bundle, settings)
-    message = RecommendRequest(basket=["1000005"], request_id="in-flight", k=3).SerializeToString()
-    body = b"\0" + len(message).to_bytes(4, "big") + message
-    with Http2(running.grpc, "/reco.v1.Recommendations/Recommend") as call:
-        call.send(DATA, 0, 1, body[:10])
-        while call.hear() != SETTINGS:
+    asked = threading.Event()
+
+    def hang(ranker: socket.socket) -> None:
+        asked.set()
+        while ranker.recv(4_096):
             pass
-        time.sleep(0.2)
-        running.process.send_signal(signal.SIGTERM)
-        while call.hear() != GOAWAY:  # the socket is closed, and the call is in flight
-            pass
-        time.sleep(0.5)
-        assert running.process.poll() is None
-        call.send(DATA, END_STREAM, 1, body[10:])
-        while not call.ended:
-            assert call.hear() != RST_STREAM
-        answer = RecommendResponse.FromString(call.answer[5:])
+
+    with listening(hang) as (host, port):
+        settings = Settings(
+            home=tmp_path,
+            store_url=toy_store,
+            drain_s=0.0,
+            log=False,
+            deadline_ms=10_000.0,
+            ranker_address=f"{host}:{port}",
+        )
+        running = start_endpoint(toy_bundle, settings)
+        with grpc.insecure_channel(running.grpc) as channel:
+            request = RecommendRequest(basket=["1000005"], request_id="in-flight", k=3)
+            call = RecommendationsStub(channel).Recommend.future(request, timeout=60)
+            assert asked.wait(60)
+            running.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refuses(f"http://{running.grpc}"))
+            assert running.process.poll() is None
+            assert not call.done()
+            answer = call.result()
         assert (answer.request_id, len(answer.items)) == ("in-flight", 3)
-    assert running.process.wait(60) == 0
+        assert running.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -190,6 +138,7 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
     file = tmp_path / "online_store.db"
     running = start_endpoint(toy_bundle, Settings(home=tmp_path, deadline_ms=30_000.0))
     assert running.ready["online_store"] == "unavailable"
+    assert len([line for line in running.stderr if "answers will lack the users' history" in line]) == 1
     with httpx.Client(base_url=running.http) as client:
         answers = [ask(client, {"user_id": "u1", "basket": ["1000005"], "at": AT}) for _ in range(20)]
         assert all(
@@ -213,30 +162,6 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
 
 
 @pytest.mark.slow
-def test_an_endpoint_with_unread_log_lines_answers_and_ends(toy_bundle: Path, tmp_path: Path) -> None:
-    """Each answer logs a line, and each second a warning about the missing store: the pipe fills quickly."""
-    settings = Settings(home=tmp_path, http_port=0, grpc_port=0, log=False, drain_s=0.0, user_limit_per_s=0.0)
-    command = [sys.executable, "-m", "serving.server", "--bundle", str(toy_bundle)]
-    with subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.PIPE, bufsize=0) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, b"")
-            told = (json.loads(line) for line in lines if line.startswith(b"{"))
-            ready = next(line for line in told if line["event"] == "ready")
-            request = {"user_id": "u1", "basket": ["1000005"], "request_id": "r" * 128}
-            with httpx.Client(base_url=ready["http"], timeout=30) as client:
-                for _ in range(2):
-                    for _ in range(300):
-                        assert ask(client, request)["degraded"]
-                    time.sleep(1.1)  # until the next warning
-                assert ask(client, request)["items"]
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-
-
-@pytest.mark.slow
 def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0)
     code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", RECO_DEADLIN_MS="5")
@@ -254,21 +179,6 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, ranker)
     assert code == 2
     assert "absent.pem, which cannot be read (No such file or directory); expected a PEM file" in said
-
-
-@pytest.mark.slow
-def test_a_store_that_is_away_at_the_start_is_reported_once(
-    start_endpoint: Any, toy_bundle: Path, tmp_path: Path
-) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and no Redis listens
-        url = f"redis://127.0.0.1:{unused.getsockname()[1]}"
-        running = start_endpoint(toy_bundle, Settings(home=tmp_path, store_url=url, log=False))
-        running.process.terminate()
-        running.process.wait()
-        running.reader.join()
-    assert running.ready["online_store"] == "unavailable"
-    assert len([line for line in running.stderr if "answers will lack the users' history" in line]) == 1
 
 
 def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(
@@ -321,51 +231,3 @@ def test_an_item_banned_under_load_is_gone_within_two_seconds(endpoint: Any, cli
         file.unlink()
         eventually(lambda: gone & shown())
     assert not any(late)
-
-
-@pytest.mark.slow
-def test_starting_and_answering_need_only_the_local_copy(
-    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLflow, the broker and the collector hang, then are down; no Feast registry, no Prometheus anywhere."""
-    champion = read_manifest(toy_bundle)["bundle_id"]
-    shutil.copytree(toy_bundle, tmp_path / "bundles" / champion)
-    pointer = Champion(champion, "1", "reco", f"bundles/{champion}", "2024-01-01", "2024-01-02")
-    write_champion(tmp_path, pointer)
-    connected: set[str] = set()
-
-    def silent(name: str) -> Callable[[socket.socket], None]:
-        def serve(connection: socket.socket) -> None:
-            connected.add(name)
-            while connection.recv(4_096):
-                pass
-
-        return serve
-
-    def ask_all() -> None:
-        settings = Settings(
-            home=tmp_path,
-            store_url=toy_store,
-            deadline_ms=30_000.0,
-            answer_cache="memory:",
-            trace_url=f"http://{addresses['collector']}/v1/traces",
-        )
-        running = start_endpoint(None, settings)
-        with httpx.Client(base_url=running.http) as client:
-            baskets = [[f"10000{number}"] for number in range(10, 60)]
-            answers = [ask(client, {"user_id": "u1", "basket": basket, "at": AT}) for basket in baskets]
-            assert client.get("/healthz").status_code == 200
-        assert {(answer["rung"], answer["degraded_reason"]) for answer in answers} == {("full", None)}
-        running.process.kill()
-        running.process.wait()
-
-    with contextlib.ExitStack() as hanging:
-        addresses = {}
-        for name in ("mlflow", "broker", "collector"):
-            host, port = hanging.enter_context(listening(silent(name)))
-            addresses[name] = f"{host}:{port}"
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{addresses['mlflow']}")
-        monkeypatch.setenv("RECO_KAFKA_BOOTSTRAP", addresses["broker"])
-        ask_all()
-    ask_all()  # the restart: now connections are refused
-    assert connected <= {"collector"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from prometheus_client import REGISTRY
@@ -42,6 +42,16 @@ class StubDoor:
         act()
 
 
+def swap_of(
+    wiring: Wiring,
+    checkout: Checkout,
+    home: Path,
+    tell: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Swap:
+    with socket.socket() as http_socket:
+        return Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), home, tell)
+
+
 def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
     wiring = wire(Settings(home=tmp_path))
     with wiring.cleanup:
@@ -54,6 +64,7 @@ def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
 
 def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path: Path) -> None:
     said: dict[str, set[str]] = {}
+    reasons: Literal["counts", "plain"]
     for reasons in ("counts", "plain"):
         wiring = wire(Settings(home=tmp_path, log=False, store_url=toy_store, reasons=reasons))
         with wiring.cleanup:
@@ -138,10 +149,7 @@ def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path
     wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
-    with socket.socket() as http_socket:
-        swap = Swap(
-            wiring, checkout, StubDoor(wiring.settings, http_socket), toy_bundle.parent, lambda event: None
-        )
+    swap = swap_of(wiring, checkout, toy_bundle.parent)
     with pytest.raises(BundleInvalid, match="expected another: promote it again"):
         swap(Champion("another", "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender
@@ -160,8 +168,7 @@ def test_an_endpoint_with_trusted_keys_takes_signed_bundles_alone(toy_bundle: Pa
     recommender = wiring.load(newer, rest=lambda took_s: None)
     recommender.facts.close()
     checkout = wiring.checkout(recommender)
-    with socket.socket() as http_socket:
-        swap = Swap(wiring, checkout, StubDoor(settings, http_socket), tmp_path, lambda event: None)
+    swap = swap_of(wiring, checkout, tmp_path)
     with pytest.raises(SignatureInvalid, match="2026-11-01T00:00:00Z, before"):
         swap(Champion(recommender.bundle.bundle_id, "1", "m", "older", "", ""))
     assert checkout.recommender is recommender
@@ -172,10 +179,7 @@ def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Pa
     wiring = replace(Wiring(Settings(home=tmp_path), MemoryStore()), observers=())
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
-    with socket.socket() as http_socket:
-        swap = Swap(
-            wiring, checkout, StubDoor(wiring.settings, http_socket), toy_bundle.parent, events.append
-        )
+    swap = swap_of(wiring, checkout, toy_bundle.parent, events.append)
     follow_up = swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is not recommender
     assert not events

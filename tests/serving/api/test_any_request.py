@@ -289,11 +289,3 @@ def test_the_rules_of_an_answer_hold_on_every_rung(
 
     holds()
     assert rungs <= seen
-
-
-def test_a_list_without_a_penalty_for_its_type_is_sorted_by_score(bundle: Bundle, store: MemoryStore) -> None:
-    plain = replace(bundle, settings=replace(bundle.settings, type_penalty=1.0))
-    answer = Recommender(plain, store).recommend(Request(("1000005",), AT, "u2", None, 60, "r"))
-    scores = [item.score for item in answer.items]
-    assert len(set(scores)) > 50
-    assert scores == sorted(scores, reverse=True)

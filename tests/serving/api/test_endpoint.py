@@ -133,25 +133,6 @@ def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client,
         check_refusal(refused)
 
 
-def test_a_disconnect_cancels_the_work_of_the_request(endpoint: Any, client: httpx.Client) -> None:
-    def gone() -> float:
-        found = re.search(r'reco_rejected_total\{reason="client_gone"\} (\S+)', client.get("/metrics").text)
-        return float(found[1]) if found else 0.0
-
-    before = gone()
-    requests = [{"request_id": "hung-up", "basket": [str(1_000_000 + n)]} for n in range(64)]
-    body = json.dumps({"instances": requests}).encode()
-    head = f"POST {V1} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with connect(endpoint.http) as one:
-        one.sendall(head + body)
-    until = time.monotonic() + 30
-    while gone() == before and time.monotonic() < until:
-        time.sleep(0.05)
-    assert gone() == before + 1
-    answered = [line for line in endpoint.stderr if "hung-up" in line]
-    assert len(answered) < len(requests)
-
-
 def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Client) -> None:
     process = Path(f"/proc/{endpoint.process.pid}")
 
@@ -182,21 +163,6 @@ def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Clie
         assert time.monotonic() < until, f"{held()} files and threads are held, {(fds, threads)} before"
         time.sleep(0.05)
     assert ask(client, {"basket": []})["items"]
-
-
-def test_two_requests_in_one_packet_get_two_answers(endpoint: Any) -> None:
-    bodies = [b'{"basket": [], "k": 0, "request_id": "%s"}' % name for name in (b"first", b"second")]
-    sent = b"".join(
-        b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        for body in bodies
-    )
-    with connect(endpoint.http) as one:
-        one.sendall(
-            sent.replace(b"Host", b"Connection: close\r\nHost", 2).replace(b"close", b"keep-alive", 1)
-        )
-        answer = b"".join(iter(lambda: one.recv(10_000), b""))
-    assert answer.count(b"HTTP/1.1 200 OK") == 2
-    assert answer.index(b'"first"') < answer.index(b'"second"')
 
 
 def test_expect_100_continue_is_answered(endpoint: Any) -> None:
@@ -281,23 +247,6 @@ def test_a_deeply_nested_v2_body_is_a_client_error(client: httpx.Client) -> None
         answer = client.post(V2, content=b'{"inputs": ' + b"[" * depth + b"]" * depth + b"}")
         assert answer.status_code in (400, 422)
         check_refusal(answer)
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", f"/v1/models/{MARK}:predict"),
-        ("POST", f"/v2/models/{MARK}/infer"),
-        ("GET", f"/v2/models/{MARK}"),
-        ("GET", f"/{MARK}"),
-    ],
-)
-def test_names_that_are_not_offered_are_refused_and_not_shown(
-    client: httpx.Client, method: str, path: str
-) -> None:
-    answer = client.request(method, path, json=tensors(basket=[]) if method == "POST" else None)
-    assert answer.status_code == 404
-    check_refusal(answer)
 
 
 def test_readiness_and_metadata(client: httpx.Client) -> None:
@@ -472,12 +421,7 @@ def test_grpc_refuses_bytes_that_are_no_message(endpoint: Any, method: str, cont
 def test_grpc_refuses_client_errors(stub: Any) -> None:
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
-    assert status_of(stub.ModelInfer, grpc_request(k=3)) == "INVALID_ARGUMENT"
     assert status_of(stub.ModelInfer, grpc_request(basket=[], k=-1)) == "INVALID_ARGUMENT"
-    assert (
-        status_of(stub.ModelInfer, grpc_request(basket=[], **dict[str, Any]({MARK: "x"})))
-        == "INVALID_ARGUMENT"
-    )
     assert status_of(stub.ModelInfer, grpc_request(model=MARK, basket=[])) == "NOT_FOUND"
     assert status_of(stub.ModelReady, pb.ModelReadyRequest(name=MARK)) == "NOT_FOUND"
     assert status_of(stub.ModelInfer, grpc_request(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
@@ -487,17 +431,10 @@ def test_grpc_refuses_client_errors(stub: Any) -> None:
         request = grpc_request(raw=True, basket=["x"])
         request.raw_input_contents[0] = broken
         assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].shape[0] = 2**60
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request.inputs[0].shape[:] = [2**60, 16]  # times 16 it is 2**64, which is 0 in 64 bits
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs.append(request.inputs[0])
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
-    request = grpc_request(basket=["x"])
-    request.inputs[0].datatype = MARK
-    assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
+    for shape in ([2**60], [2**60, 16]):  # times 16 it is 2**64, which is 0 in 64 bits
+        request = grpc_request(basket=["x"])
+        request.inputs[0].shape[:] = shape
+        assert status_of(stub.ModelInfer, request) == "INVALID_ARGUMENT"
     assert stub.ModelInfer(grpc_request(basket=[]), timeout=5).outputs
 
 
@@ -585,18 +522,3 @@ def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
         endpoint = Endpoint(settings, http, freeze=lambda: steps.append("frozen"))
         endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
     assert steps == ["rehearsed", "frozen", "ready", "ended"]
-
-
-@pytest.mark.slow  # importing kserve takes seconds
-def test_kserve_has_each_internal_that_is_used() -> None:
-    from kserve import ModelServer
-    from kserve.protocol.dataplane import DataPlane
-    from kserve.protocol.grpc.servicer import InferenceServicer
-
-    assert callable(ModelServer._register_and_check_atleast_one_model_is_ready)
-    used = set(ModelServer.__init__.__code__.co_names)
-    assert {"registered_models", "model_repository_extension", "timeout_keep_alive", "grace_period"} <= used
-    for name in ("ModelInfer", "RepositoryModelLoad", "RepositoryModelUnload"):
-        assert callable(getattr(InferenceServicer, name)), name
-    assert callable(DataPlane.ready)
-    assert callable(DataPlane.live)

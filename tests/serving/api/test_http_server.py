@@ -2,31 +2,26 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from prometheus_client import REGISTRY
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from serving.api.http_routes import UNREAD, Limits
+from serving.api.http_routes import Limits
 from serving.api.http_server import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     NO_FILES_S,
     SPARE_FILES,
+    HttpServer,
     Waits,
-    _refuse_head,
-    http_server,
     room_for,
 )
 from serving.api.problems import problem
@@ -87,7 +82,7 @@ def served(
         settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
         limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang, "/long": long})
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = http_server(limits, ARRIVAL_S, 1, 1, waits, 0.0)
+            server = HttpServer(limits, ARRIVAL_S, 1, 1, waits, 0.0)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             while not server.started:
                 await asyncio.sleep(0.005)
@@ -114,7 +109,7 @@ def test_clients_that_connect_again_do_not_keep_the_server_open(monkeypatch: pyt
         limits = Limits(app, Settings(), {})
         with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
             address = listening.getsockname()
-            server: Any = http_server(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
+            server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
             take, taken = server._take, list[socket.socket]()
 
             async def take_and_connect_again(connection: socket.socket) -> None:
@@ -182,17 +177,26 @@ def test_an_endless_head_is_refused(head: bytes) -> None:
     served(scenario)
 
 
+@contextlib.asynccontextmanager
+async def dripping(writer: asyncio.StreamWriter, piece: bytes) -> AsyncIterator[None]:
+    """Send a piece every 50 ms."""
+
+    async def drip() -> None:
+        while True:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(drip())
+    yield
+    task.cancel()
+
+
 def test_a_slowly_dripping_head_is_refused() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
-        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000))
-        assert refusal(await all_of(reader))[0] == 408
-        dripping.cancel()
-
-    async def drip(writer: asyncio.StreamWriter, text: bytes) -> None:
-        for number in range(len(text)):
-            writer.write(text[number : number + 1])
-            await asyncio.sleep(0.02)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        async with dripping(writer, b"a: b\r\n"):
+            assert refusal(await all_of(reader))[0] == 408
 
     served(scenario)
 
@@ -200,15 +204,8 @@ def test_a_slowly_dripping_head_is_refused() -> None:
 def test_line_ends_do_not_begin_a_request() -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
-
-        async def drip() -> None:
-            while True:
-                writer.write(b"\r\n")
-                await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
-        assert await all_of(reader) == b""
-        dripping.cancel()
+        async with dripping(writer, b"\r\n"):
+            assert await all_of(reader) == b""
 
     served(scenario)
 
@@ -235,16 +232,9 @@ def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()
         writer.write(request_)
-
-        async def drip() -> None:
-            while True:
-                writer.write(b"1\r\nx\r\n")
-                await asyncio.sleep(0.05)
-
         await reader.readuntil(b"\r\n\r\n")  # answered at once
-        dripping = asyncio.create_task(drip())
-        await all_of(reader)
-        dripping.cancel()
+        async with dripping(writer, b"1\r\nx\r\n"):
+            await all_of(reader)
 
     served(scenario)
 
@@ -403,7 +393,10 @@ def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
         assert b"content-type: application/problem+json" in head
         assert json.loads(body) == problem(500, "internal error")
 
+    labels = {"protocol": "http"}
+    before = REGISTRY.get_sample_value("reco_faults_total", labels) or 0.0
     served(scenario)
+    assert REGISTRY.get_sample_value("reco_faults_total", labels) == before + 1
     # Threads of other tests may log, too.
     [kind] = [record.exc_info[0] for record in caplog.records if record.exc_info]
     assert kind is ZeroDivisionError
@@ -568,47 +561,6 @@ def test_without_free_files_new_clients_wait_and_open_ones_are_answered(
         served(scenario)
 
 
-USED = (
-    *("connections", "cycle", "flow", "headers", "pipeline", "scope", "server_state", "timeout_keep_alive"),
-    *("transport", "url", "config", "app"),
-)
-OVERRIDDEN = (
-    *("connection_lost", "connection_made", "data_received", "on_body", "on_headers_complete"),
-    "on_message_begin",
-    *("on_message_complete", "on_response_complete", "pause_writing", "resume_writing", "send_400_response"),
-)
-
-
-def test_uvicorn_has_each_internal_that_is_used() -> None:
-    """Part of no public interface: a new minor version of uvicorn may rename any of them."""
-    config = uvicorn.Config(app, ws="none", lifespan="off", http=HttpToolsProtocol)
-    assert callable(config.get_loop_factory)
-    config.load()
-    assert config.http_protocol_class is HttpToolsProtocol
-    assert config.loaded_app is not None
-    server = uvicorn.Server(config)
-    assert server.server_state.connections == set()
-    for name in ("startup", "shutdown", "on_tick", "capture_signals", "serve"):
-        assert callable(getattr(server, name)), name
-    for name in ("started", "should_exit", "force_exit"):
-        assert getattr(server, name) is False, name
-
-    async def made() -> HttpToolsProtocol:
-        protocol = HttpToolsProtocol(config=config, server_state=server.server_state, app_state={})
-        protocol.on_message_begin()
-        return protocol
-
-    protocol = asyncio.run(made())
-    for name in OVERRIDDEN:
-        assert callable(getattr(HttpToolsProtocol, name)), name
-    for name in USED:
-        assert hasattr(protocol, name), name
-    assert "scope" in inspect.signature(RequestResponseCycle).parameters
-    assert {"response_started", "response_complete"} <= set(RequestResponseCycle.__init__.__code__.co_names)
-    assert "write_paused" in FlowControl.__init__.__code__.co_names
-    assert callable(FlowControl.pause_reading)
-
-
 def test_only_overdue_connections_are_listed() -> None:
     clock = SimpleNamespace(now=100.0)
     waits = Waits[str](10, lambda: clock.now)
@@ -660,20 +612,8 @@ def test_without_a_file_limit_all_connections_fit(limits: dict[str, tuple[int, i
     assert room_for(100_000) == 100_000
 
 
-def test_a_refused_head_leaves_the_rest_of_its_body_to_be_discarded() -> None:
+def test_the_body_behind_a_refused_head_is_discarded() -> None:
     """A connection that is closed while a body comes is reset, and its client never reads the refusal."""
-    scope: dict[str, Any] = {}
-    sent: list[Any] = []
-
-    async def take(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    asyncio.run(_refuse_head(400, "host", "one Host header is expected", scope, receive, take))
-    assert sent[0]["status"] == 400
-    assert scope[UNREAD] is True
 
     async def scenario(ask: Ask) -> None:
         reader, writer = await ask()

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,13 +10,12 @@ import pytest
 from kserve import InferInput, InferRequest
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
-from serving.answer.recommender import open_recommender
+from serving.answer.recommender import Recommender
 from serving.api.predictor import Predictor
 from serving.checkout.admission import STANDING_S
 from serving.checkout.checkout import Checkout
 from serving.errors import Overloaded
 from serving.schemas import Call, parse_request
-from serving.stores.online_features import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +39,7 @@ def ranker_inputs(dense: list[list[float]], categorical: list[list[int]]) -> dic
     }
 
 
-def test_the_ranker_scores_the_rows_it_is_given(
-    client: httpx.Client, toy_bundle: Path, toy_store: str
-) -> None:
-    recommender = open_recommender(toy_bundle, open_store(toy_store))
+def test_the_ranker_scores_the_rows_it_is_given(client: httpx.Client, recommender: Recommender) -> None:
     prepared = recommender.prepare(
         parse_request({"user_id": "u1", "basket": ["1000031"]}, now=1.5e9, default_id="")
     )
@@ -54,8 +49,8 @@ def test_the_ranker_scores_the_rows_it_is_given(
     assert output["data"] == pytest.approx(recommender.rank(dense, categorical).tolist(), abs=1e-6)
 
 
-def test_rows_of_others_wait_for_the_checkouts_of_this_endpoint(toy_bundle: Path) -> None:
-    checkout = Checkout(open_recommender(toy_bundle, open_store("memory:")), 50.0)
+def test_rows_of_others_wait_for_the_checkouts_of_this_endpoint(recommender: Recommender) -> None:
+    checkout = Checkout(recommender, 50.0)
     ranker = Predictor(checkout)
     tensors = [
         InferInput("dense", [1, len(DENSE_NAMES)], "FP32", [0.0] * len(DENSE_NAMES)),

@@ -37,7 +37,7 @@ def test_each_golden_request_is_sent_over_each_route(recommender: Recommender) -
         return route
 
     app = Limits(v2, Settings(), {path: watched(path) for path in (RECOMMENDATIONS, PREDICT)})
-    assert asyncio.run(rehearse(app, checkout)) == 3
+    asyncio.run(rehearse(app, checkout))
     (golden,) = map(json.loads, (recommender.bundle.path / "golden.jsonl").read_text().splitlines())
     assert [path for path, _ in asked] == [RECOMMENDATIONS, PREDICT, V2]
     for _, items in asked[:2]:

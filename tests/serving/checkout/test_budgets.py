@@ -93,12 +93,6 @@ def test_a_budget_that_decays_for_long_still_answers_and_learns() -> None:
     assert budget.of(SCALE) == pytest.approx(0.03, rel=0.2)
 
 
-def test_a_budget_stores_numbers_and_no_list_of_times() -> None:
-    budget = learnt([0.002] * FIRST)
-    kept = [getattr(budget, name) for name in Budget.__slots__]
-    assert not any(isinstance(one, list) for one in kept)
-
-
 def test_a_budget_with_recent_samples_does_not_decay() -> None:
     budget, now = learnt([0.03] * 100), 0.0
     for _ in range(100):

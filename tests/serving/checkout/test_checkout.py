@@ -16,11 +16,10 @@ from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
-from serving.checkout.admission import SLICE_S
-from serving.checkout.budgets import FIRST, QUICK
+from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
-from serving.observe.stderr_log import WithoutMessages
+from serving.observe.stderr_log import JsonFormatter
 from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Call, Request, Response
 from serving.stages.retrieval import thin
@@ -96,12 +95,7 @@ def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender,
     assert asked == [priority == "checkout"] * 2
 
 
-@pytest.mark.parametrize(
-    ("queue", "each_s"), [(3, 0.06), (300, 2 * SLICE_S)], ids=["has waited too long", "would have to"]
-)
-def test_a_prefetch_that_queues_too_long_is_refused(
-    recommender: Recommender, queue: int, each_s: float
-) -> None:
+def test_a_prefetch_that_queues_too_long_is_refused(recommender: Recommender) -> None:
     begun_when_refused: list[int] = []
     begun = 0
 
@@ -109,7 +103,7 @@ def test_a_prefetch_that_queues_too_long_is_refused(
         nonlocal begun
         await checkout.enter(call())
         begun += 1
-        time.sleep(each_s)
+        time.sleep(0.06)
 
     async def prefetch(checkout: Checkout) -> None:
         now = time.perf_counter()
@@ -119,11 +113,11 @@ def test_a_prefetch_that_queues_too_long_is_refused(
 
     async def ask_all() -> None:
         checkout = Checkout(recommender, 1_000.0)
-        await asyncio.gather(*(other(checkout) for _ in range(1 + queue)), prefetch(checkout))
+        await asyncio.gather(*(other(checkout) for _ in range(4)), prefetch(checkout))
 
     asyncio.run(ask_all())
-    assert (begun_when_refused[0] == 1) == (queue == 300)
-    assert begun == 1 + queue
+    assert begun_when_refused[0] > 1
+    assert begun == 4
 
 
 @pytest.mark.parametrize(
@@ -259,11 +253,11 @@ def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommen
 
     async def rehearse() -> Response:
         with checkout.rehearsing(silent):
-            return await checkout.answer(REQUEST, call(checkout.limit_s))
+            return await checkout.answer(REQUEST, call(checkout.service.limit_s))
 
     assert asyncio.run(rehearse()).rung == "full"
     assert not seen
-    assert (checkout.recommender, checkout.limit_s) == (recommender, 0.0)
+    assert (checkout.recommender, checkout.service.limit_s) == (recommender, 0.0)
     asyncio.run(checkout.answer(REQUEST, call()))
     assert [name for name, _, _ in seen[0].stages] == ["preprocess", "predict", "postprocess"]
     assert len(seen) == 1
@@ -315,12 +309,12 @@ SECRET = replace(REQUEST, user_id=f"{CANARY}-SHOPPER", basket=(f"{CANARY}-ITEM",
 
 def answer_without_leak(caplog: pytest.LogCaptureFixture, checkout: Checkout) -> Response:
     """Answer, and search the endpoint's log for the shopper."""
-    with_traceback = WithoutMessages()
-    caplog.handler.addFilter(with_traceback)
+    usual = caplog.handler.formatter
+    caplog.handler.setFormatter(JsonFormatter())
     try:
         answer = asyncio.run(checkout.answer(SECRET, call()))
     finally:
-        caplog.handler.removeFilter(with_traceback)
+        caplog.handler.setFormatter(usual)
     assert CANARY not in caplog.text
     assert CANARY not in str(answer.to_dict())
     return answer
@@ -505,37 +499,6 @@ def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommend
         raise TimeoutError
 
     assert ask(recommender, rank=raises).degraded_reason == "predict_error"
-
-
-@pytest.mark.slow
-def test_a_slow_ranker_gets_fewer_candidates_until_it_recovers(
-    recommender: Recommender,
-) -> None:
-    each_s = 1e-3
-    asked: list[int] = []
-
-    async def rank(turn: Turn) -> np.ndarray:
-        asked.append(len(turn.prepared.dense))  # type: ignore[union-attr]
-        await asyncio.sleep(0.02 + each_s * asked[-1])
-        return await rank_here(turn)
-
-    async def rungs(checkout: Checkout, count: int, limit_s: float) -> list[str]:
-        return [(await checkout.answer(REQUEST, call(limit_s=limit_s))).rung for _ in range(count)]
-
-    async def run() -> None:
-        nonlocal each_s
-        checkout = Checkout(recommender, 1e6, rank)
-        assert set(await rungs(checkout, FIRST, 60.0)) == {"full"}
-        every = asked[-1]
-        hurried = await rungs(checkout, 30, (0.02 + each_s * every) * 0.7)
-        assert hurried.count("fewer") > 15
-        assert "full" not in hurried
-        each_s = 0.0
-        await rungs(checkout, 2 * QUICK, 60.0)
-        assert set(await rungs(checkout, 20, 60.0)) == {"full"}
-        assert checkout.service.budgets.ranking.of(every) < 0.1
-
-    asyncio.run(run())
 
 
 def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:

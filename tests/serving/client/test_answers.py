@@ -4,12 +4,18 @@ import pytest
 
 from serving import schemas
 from serving.client import answers
-from serving.client.answers import NotAnswered, read_answer
+from serving.client.answers import NotAnswered, Recommendations, RecommendedItem, read_answer
 from serving.schemas import REASONS, RUNGS
 
 
 def test_the_limits_are_those_of_the_endpoint() -> None:
     assert (answers.DEFAULT_K, answers.MAX_K) == (schemas.DEFAULT_K, schemas.MAX_K)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    document = {"items": [{"item_id": "i1", "score": 1, "stars": [5]}], "mood": {"good": True}}
+    answer = read_answer(json.dumps(document).encode(), "r")
+    assert answer == Recommendations("r", (RecommendedItem("i1", 1.0, "", ""),), "")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -9,8 +8,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from serving.client import answers, attempts, client
 from serving.client.answers import NotAnswered, Recommendations, RecommendedItem
 from serving.client.client import AsyncClient, Client, InvalidCall
 from serving.client.fakes import FakeClient
+from tests.chaos.listening import listening
 from tests.chaos.procs import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -34,66 +34,31 @@ NEVER, RESET = "never", "reset"
 Say = Callable[[int, dict[str, Any]], bytes | str]
 
 
-@dataclass
 class Server:
     """A real socket that reads requests and sends the prepared answers."""
 
-    say: Say
-    tls: ssl.SSLContext | None = None
-    requests: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
-    connections: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock, self._open = threading.Lock(), set[socket.socket]()
-        self._door = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port = self._door.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    def __init__(self, say: Say, tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.connections = 0
+        self._say, self._tls, self._lock = say, tls, threading.Lock()
+        self._listening = listening(self._serve)
+        _, self.port = self._listening.__enter__()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._door.close()
-        with self._lock:
-            for one in self._open:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                one, _ = self._door.accept()
-            except OSError:
-                return
-            with self._lock:
-                self._open.add(one)
-                self.connections += 1
-            self._threads.append(threading.Thread(target=self._serve, args=(one,)))
-            self._threads[-1].start()
+        self._listening.__exit__(None, None, None)
 
     def _serve(self, one: socket.socket) -> None:
-        try:
-            if self.tls is not None:
-                with self._lock:
-                    self._open.discard(one)
-                    one = self.tls.wrap_socket(one, server_side=True, do_handshake_on_connect=False)
-                    self._open.add(one)
-                one.do_handshake()
-            with one.makefile("rb") as lines:
-                while self._answer(one, lines):
-                    pass
-        except OSError:
-            pass
-        finally:
-            with self._lock:
-                self._open.discard(one)
-                one.close()
+        with self._lock:
+            self.connections += 1
+        if self._tls is not None:
+            one = self._tls.wrap_socket(one, server_side=True)
+        with one, one.makefile("rb") as lines:
+            while self._answer(one, lines):
+                pass
 
     def _answer(self, one: socket.socket, lines: Any) -> bool:
         first = lines.readline()
@@ -110,7 +75,7 @@ class Server:
         with self._lock:
             number = len(self.requests)
             self.requests.append((headers, document))
-        said = self.say(number, document)
+        said = self._say(number, document)
         if said == RESET:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
@@ -248,18 +213,8 @@ def test_a_request_without_an_id_gets_a_generated_one(serve: Callable[[Say], Ser
     assert answer.request_id == server.requests[0][1]["request_id"] != ""
 
 
-def test_unknown_fields_are_ignored(serve: Callable[[Say], Server], ask: Ask) -> None:
-    def tomorrow(number: int, document: dict[str, Any]) -> bytes:
-        item = {"item_id": "i1", "score": 1, "stars": [5]}
-        return http(200, json.dumps({"items": [item], "mood": {"good": True}}).encode())
-
-    answer = ask(serve(tomorrow).url, request_id="r")
-    assert answer == Recommendations("r", (RecommendedItem("i1", 1.0, "", ""),), "")
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"items": [], "request_id": "of somebody else"}'])
-def test_an_invalid_answer_is_refused(serve: Callable[[Say], Server], ask: Ask, body: bytes) -> None:
-    server = serve(always(http(200, body)))
+def test_an_invalid_answer_is_not_asked_for_again(serve: Callable[[Say], Server], ask: Ask) -> None:
+    server = serve(always(http(200, b"<html>")))
     check_fallback(ask(server.url), answers.MALFORMED_ANSWER)
     assert len(server.requests) == 1
 
@@ -315,21 +270,12 @@ def test_one_failure_is_hidden_by_a_retry(
     assert len(server.requests) == 2
 
 
-def test_a_process_that_dies_during_a_call_is_hidden_by_a_retry(serve: Callable[[Say], Server]) -> None:
-    server = serve(lambda number, document: RESET if number == 3 else good(number, document))
-    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
-        assert not any(asking.recommend([]).degraded for _ in range(6))
-    assert (len(server.requests), server.connections) == (7, 2)
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
         (RESET, answers.CONNECTION_FAILED),
         (http(503, b"{}"), answers.OVERLOADED),
-        (http(429, b"{}"), answers.OVERLOADED),
         (http(502, b"{}"), answers.SERVER_ERROR),
-        (http(504, b"{}"), answers.SERVER_ERROR),
     ],
 )
 def test_two_failures_give_a_fallback(
@@ -506,6 +452,7 @@ def test_a_caller_that_leaves_early_says_nothing_about_an_address(serve: Callabl
                 await asyncio.sleep(0.01)
             call.cancel()
             await asyncio.wait({call})
+            assert call.cancelled()
             await asyncio.gather(*asking._caller._tasks, return_exceptions=True)
             return await asking._caller._addresses.first()
 
@@ -523,11 +470,11 @@ def test_a_caller_that_leaves_early_says_nothing_about_an_address(serve: Callabl
         ({"k": True}, "k is of type bool, expected int"),
         ({"k": None}, "k is of type NoneType, expected int"),
         ({"user_id": 1228}, "user_id is of type int, expected str"),
-        ({"at": 5}, "at is of type int, expected datetime or str"),
+        ({"at": 5}, "at is of type int, expected datetime"),
         ({"explain": "yes"}, "explain is of type str, expected bool"),
         ({"user": "1228"}, "no argument 'user': there is user_id"),
         ({"deadline_ms": math.nan}, "deadline_ms is nan, expected milliseconds"),
-        ({"deadline_ms": "soon"}, "expected int or float"),
+        ({"deadline_ms": "soon"}, "deadline_ms is of type str, expected float"),
         ({"basket": "b2"}, "basket is of type str, expected a list of item ids"),
         ({"basket": None}, "basket is of type NoneType"),
         ({"basket": iter(["b2"])}, "basket is of type list_iterator"),
@@ -575,22 +522,11 @@ class Rows:
         raise RuntimeError("the database is gone")
 
 
-class Lazy:
-    """An object whose class is only known when it is read."""
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        raise RuntimeError("the database is gone")
-
-
-@pytest.mark.parametrize(("kind", "items"), [(Rows, BEST[1:]), (Lazy, BEST)])
-def test_an_unreadable_basket_raises_nothing(
-    serve: Callable[[Say], Server], ask: Ask, kind: type, items: list[str]
-) -> None:
+def test_an_unreadable_basket_raises_nothing(serve: Callable[[Say], Server], ask: Ask) -> None:
     server = serve(good)
-    check_fallback(ask(server.url, kind()), answers.CLIENT_ERROR, items)
+    check_fallback(ask(server.url, Rows()), answers.CLIENT_ERROR, BEST)
     with pytest.raises(NotAnswered, match="RuntimeError") as raised:
-        ask(server.url, kind(), {"strict": True})
+        ask(server.url, Rows(), {"strict": True})
     assert raised.value.reason == answers.CLIENT_ERROR
     assert not server.requests
 
@@ -674,24 +610,6 @@ def test_hung_calls_return_their_connections(
     assert not any(answer.degraded for answer in asyncio.run(calls()))
 
 
-def test_each_caller_gets_its_own_answer(serve: Callable[[Say], Server]) -> None:
-    with Client(serve(good).url, BEST, deadline_ms=PATIENT_MS) as asking:
-        ids: list[tuple[str, str]] = []
-
-        def call(name: str) -> None:
-            ids.extend(
-                (f"{name}-{n}", asking.recommend([], request_id=f"{name}-{n}").request_id) for n in range(20)
-            )
-
-        callers = [threading.Thread(target=call, args=(name,)) for name in "abcd"]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
-    assert len(ids) == 80
-    assert all(asked == answered for asked, answered in ids)
-
-
 def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Server]) -> None:
     server = serve(good)
     asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
@@ -720,16 +638,6 @@ def test_closing_ends_a_call_in_flight(
     asking.close()
     caller.join(SLACK_S)
     check_fallback(replies[0], answers.CLOSED)
-
-
-def test_a_caller_that_is_cancelled_stays_cancelled(serve: Callable[[Say], Server]) -> None:
-    async def leave(server: Server) -> None:
-        async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
-            call: Awaitable[Recommendations] = asking.recommend(["b2"])
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(call, 0.05)
-
-    asyncio.run(leave(serve(always(NEVER))))
 
 
 # --------------------------------------------------------------------------------------- best sellers
@@ -784,35 +692,6 @@ print(*late)
     command = [sys.executable, "-c", program, serve(good).url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-@pytest.mark.slow
-def test_a_fork_during_the_first_call_can_use_the_client(serve: Callable[[Say], Server]) -> None:
-    program = """
-import os, sys, threading
-from serving.client import client as module
-real, inside, forked = module.EndpointCaller, threading.Event(), threading.Event()
-def connect(*given):
-    inside.set()
-    forked.wait(60)
-    return real(*given)
-module.EndpointCaller = connect
-client = module.Client(sys.argv[1], [], deadline_ms=20_000)
-first = threading.Thread(target=client.recommend, args=([],))
-first.start()
-inside.wait()
-late = client.recommend([], deadline_ms=50)
-assert late.degraded_reason == "deadline_exceeded", "another thread holds the lock"
-child = os.fork()
-forked.set()
-if not child:
-    os._exit(0 if not client.recommend([]).degraded else 3)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-first.join()
-client.close()
-"""
-    command = [sys.executable, "-c", program, serve(good).url]
-    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.slow
