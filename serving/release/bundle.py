@@ -31,7 +31,6 @@ from feature_repo.atomic_files import is_part, sha256_of, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
-    CATEGORICAL,
     DENSE_NAMES,
     HISTORY_LENGTH,
     LEVELS,
@@ -229,7 +228,9 @@ def load_bundle(path: Path) -> Bundle:
             index,
             removed,
         )
-        _check_shapes(bundle)
+        _check_index(bundle)
+        _check_statistics(bundle)
+        _check_graphs(bundle)
     except BundleInvalid:
         raise
     except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise any error, SyntaxError too
@@ -254,49 +255,10 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
     return RankingSettings(Quotas(**rest.pop("quotas")), profiles=profiles, **rest)
 
 
-def _check_shapes(bundle: Bundle) -> None:
-    _check_graphs(bundle)
-    _check_index(bundle)
-    _check_statistics(bundle)
-
-
-def _check_graphs(bundle: Bundle) -> None:
-    longs, floats = "tensor(int64)", "tensor(float)"
-    for session, name, inputs, output in (
-        (
-            bundle.query_tower,
-            "query_tower.onnx",
-            {
-                "history": (longs, HISTORY_LENGTH),
-                "history_weight": (floats, HISTORY_LENGTH),
-                "basket": (longs, BASKET_LENGTH),
-            },
-            ("vector", floats, 2),
-        ),
-        (
-            bundle.ranker,
-            "ranker.onnx",
-            {"dense": (floats, len(DENSE_NAMES)), "categorical": (longs, len(CATEGORICAL))},
-            ("score", floats, 1),
-        ),
-    ):
-        given = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
-        if given != inputs:
-            raise BundleInvalid(f"{name} takes inputs {given}, expected {inputs}: export it again")
-        gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
-        if gives != [output]:
-            raise BundleInvalid(
-                f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
-            )
-
-
 def _check_index(bundle: Bundle) -> None:
-    width = bundle.query_tower.get_outputs()[0].shape[-1]
-    known = bundle.statistics.known_items
-    if bundle.index.rows != known or bundle.index.dimension != width:
+    if bundle.index.rows != (known := bundle.statistics.known_items):
         raise BundleInvalid(
-            f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
-            f"expected {known} of dimension {width}: build the index again"
+            f"index.faiss holds {bundle.index.rows} vectors, expected {known}: build the index again"
         )
     if not bundle.index.is_inner_product:
         raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
@@ -322,23 +284,29 @@ def _check_statistics(bundle: Bundle) -> None:
     for name in ("basket_count", "together_count", "total_baskets"):
         if not np.isfinite(np.sum(getattr(statistics, name), dtype=np.float64)):
             raise BundleInvalid(f"statistics/{name}.npy holds a number that is not finite: fit it again")
-    _check_reach(bundle)
 
 
-def _check_reach(bundle: Bundle) -> None:
-    """Let both graphs look up the last code of each table of theirs: one that is too short says so now."""
+def _check_graphs(bundle: Bundle) -> None:
+    """Let both graphs look up the last code of each table of theirs: one that does not fit says so now."""
     last = [size - 1 for size in bundle.cardinality]
     history, basket = (np.full((1, n), last[0], np.int64) for n in (HISTORY_LENGTH, BASKET_LENGTH))
     weight = np.ones((1, HISTORY_LENGTH), np.float32)
-    dense = np.zeros((1, len(DENSE_NAMES)), np.float32)
+    dense, categorical = np.zeros((1, len(DENSE_NAMES)), np.float32), np.array([last], np.int64)
     try:
-        bundle.query_tower.run(["vector"], {"history": history, "history_weight": weight, "basket": basket})
-        bundle.ranker.run(["score"], {"dense": dense, "categorical": np.array([last], np.int64)})
+        inputs = {"history": history, "history_weight": weight, "basket": basket}
+        vectors = bundle.query_tower.run(["vector"], inputs)[0]
+        scores = bundle.ranker.run(["score"], {"dense": dense, "categorical": categorical})[0]
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(
-            f"a graph cannot look up all that the item table holds ({str(error)[:200]}): "
+            f"a graph does not take all features, or all that the item table holds ({str(error)[:200]}): "
             "assemble the bundle again"
         ) from error
+    found = [(array.dtype.name, array.shape) for array in (vectors, scores)]
+    expected = [("float32", (1, bundle.index.dimension)), ("float32", (1,))]
+    if found != expected:
+        raise BundleInvalid(
+            f"the graphs give a vector and a score of {found}, expected {expected}: export them again"
+        )
 
 
 def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
