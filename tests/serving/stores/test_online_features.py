@@ -346,7 +346,7 @@ def test_a_bytes_value_is_read(value: bytes) -> None:
     assert bytes_value(proto(value)) == value
 
 
-@pytest.mark.parametrize("torn", [b"", b"\x0a", b"\x0a\xff", b"\x0a\x09abc", b"\x12\x02ab", b"\x0a\x01ab"])
+@pytest.mark.parametrize("torn", [b"\x0a", b"\x0a\xff", b"\x0a\x09abc", b"\x0a\x01ab"])
 def test_a_truncated_value_is_reported(torn: bytes) -> None:
     with pytest.raises(ValueError, match="stored value"):
         bytes_value(torn)
