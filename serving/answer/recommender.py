@@ -37,7 +37,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import check_scores, rank
-from serving.stages.reranking import KEPT, NO_RARITY, POOL, Ranked, best_of, weigh
+from serving.stages.reranking import KEPT, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
@@ -355,12 +355,9 @@ class Recommender:
         plan = prepared.known.plan
         codes = prepared.candidates.codes
         bundle, history = self.bundle, prepared.query.history.items
-        gain, rarity = bundle.settings.new_gain, bundle.rarity
-        worth = weigh(bundle.statistics, codes, scores, bundle.weights, gain, history)
-        rare = NO_RARITY if rarity is None else rarity[codes]
-        worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
-        pinned = plan.pinned if len(plan.pins) else plan.pins
-        rules = pinned, plan.reserved, rare, bundle.novel
+        worth = weigh(bundle.statistics, codes, scores, bundle.weights, bundle.settings.new_gain, history)
+        worth = plan.weigh(codes, worth)
+        rules = plan.pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(
@@ -418,7 +415,7 @@ class Recommender:
         return response
 
     def _plan(self, request: Request) -> Plan:
-        return self.facts.rules.plan(request.at, request.store_id) if self.facts.rules.rules else NO_PLAN
+        return self.facts.rules.plan(request.at, request.store_id)
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""

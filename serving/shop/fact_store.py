@@ -104,7 +104,8 @@ class SqliteFactStore:
         rows = Facts(facts).ranked()
         with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
-            with self._transaction(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_TABLE)
                 connection.execute(_INDEX)
                 (last,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM facts").fetchone()
@@ -144,7 +145,8 @@ class SqliteFactStore:
         """Note until when all facts in these partitions of the topic are stored."""
         with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
-            with self._transaction(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_BEATS)
                 connection.executemany(_BEAT, [(partition, at) for partition in partitions])
 
@@ -190,16 +192,6 @@ class SqliteFactStore:
         except FileNotFoundError:
             return False
         return self._opened == (stat.st_dev, stat.st_ino)
-
-    @contextlib.contextmanager
-    def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def _as_unavailable(self) -> Iterator[None]:

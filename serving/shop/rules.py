@@ -27,7 +27,7 @@ from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile
 from serving.stages.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
 
-MAX_PLANS = 256  # kept; a file with more sets of stores makes some plans again
+MAX_PLANS = 256  # kept; a file with more sets of stores makes plans again
 _NOWHERE: frozenset[int] = frozenset()  # the rules that name a store, for a store that no rule names
 _NOTHING = np.empty(0, np.int64)
 _MOST_LOGGED = 10  # problems of one file in the log
@@ -170,9 +170,8 @@ class Rules:
         key = (named, bisect_right(self._dates, at))
         if (plan := self._plans.get(key)) is None:
             plan = self._make(at, named)
-            while len(self._plans) >= MAX_PLANS:
-                # The oldest goes first; another thread may have removed it already.
-                self._plans.pop(next(iter([*self._plans])), None)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
             self._plans[key] = plan
         return plan
 

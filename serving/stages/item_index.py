@@ -65,16 +65,17 @@ class ItemIndex:
             removed: (r,) codes of items, the added ones too, that no search returns.
 
         Raises:
-            ValueError: its type cannot be searched by this class, or the items do not fit to it.
+            ValueError: its type cannot be searched by this class, or the vectors do not fit to it.
         """
         self._main = main
         self._own = _own_parameters(main)
         codes, vectors = _NOTHING, np.empty((0, self.dimension), np.float32)
         if added is not None:
             codes, vectors = np.asarray(added[0], np.int64), np.asarray(added[1], np.float32)
-            self._check_added(codes, vectors)
+            if vectors.shape != (len(codes), self.dimension) or not np.isfinite(vectors).all():
+                expected = f"{len(codes)} of {self.dimension} finite numbers"
+                raise ValueError(f"vectors of shape {vectors.shape}: expected {expected}")
         removed = np.asarray(removed, np.int64)
-        self._check_removed(removed, codes)
         stays = ~np.isin(codes, removed)
         self._codes, self._vectors = codes[stays], vectors[stays]  # the items beside the main index
         hidden = np.concatenate([codes, removed])
@@ -124,22 +125,6 @@ class ItemIndex:
         if not len(self._codes):
             return scores, codes
         return self._with_others(scores, codes, vectors, search.allowed)
-
-    def _check_added(self, codes: np.ndarray, vectors: np.ndarray) -> None:
-        if vectors.shape != (len(codes), self.dimension) or len(np.unique(codes)) < len(codes):
-            raise ValueError(
-                f"{len(codes)} codes, {len(np.unique(codes))} of them distinct, came with vectors of shape "
-                f"{vectors.shape}: expected one vector of {self.dimension} numbers for each distinct code"
-            )
-        if (len(codes) and codes.min() < 0) or not np.isfinite(vectors).all():
-            raise ValueError("a code below 0 or a vector that is not finite: expected neither")
-
-    def _check_removed(self, codes: np.ndarray, added: np.ndarray) -> None:
-        exists = np.isin(codes, added) | ((codes >= 0) & (codes < self.rows))
-        if not exists.all():
-            raise ValueError(
-                f"code {codes[~exists][0]} is no item of this index: expected 0 to {self.rows - 1}"
-            )
 
     def _select(self, search: Search) -> _Selection:
         if unknown := set(search.parameters) - set(self._own):

@@ -124,16 +124,9 @@ def test_additions_and_removals_give_the_items_of_a_dict(added: list[int], remov
 
 def test_codes_and_vectors_that_do_not_fit_are_refused(indexes: dict[str, faiss.Index]) -> None:
     flat = indexes["Flat"]
-    with pytest.raises(ValueError, match="one vector of 16 numbers for each distinct code"):
-        ItemIndex(flat, (np.array([1, 1]), planted(2)))
-    with pytest.raises(ValueError, match="one vector of 16 numbers"):
-        ItemIndex(flat, (np.array([1]), planted(1)[:, :3]))
-    with pytest.raises(ValueError, match="not finite"):
-        ItemIndex(flat, (np.array([1]), np.full((1, WIDTH), np.nan)))
-    with pytest.raises(ValueError, match="a code below 0"):
-        ItemIndex(flat, (np.array([-1]), planted(1)))
-    with pytest.raises(ValueError, match="code 2000 is no item of this index: expected 0 to 1999"):
-        ItemIndex(flat, removed=np.array([ITEMS]))
+    for vectors in (planted(2), planted(1)[:, :3], np.full((1, WIDTH), np.nan)):
+        with pytest.raises(ValueError, match="expected 1 of 16 finite numbers"):
+            ItemIndex(flat, (np.array([1]), vectors))
     with pytest.raises(ValueError, match="has no search parameter 'nprobe': it has none"):
         ItemIndex(flat).search(planted(1), 3, Search({"nprobe": 3}))
     with pytest.raises(ValueError, match="expected Flat, IVF"):
