@@ -24,14 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], None]) -> None:
-    """Fill a recommender's cache with the answers to the log's most frequent requests.
+    """Fill the cache of a recommender that no request uses yet with the log's most frequent answers.
 
-    Without a log, or with one that cannot be read, the cache begins empty.
-
-    Args:
-        recommender: that no request uses yet.
-        log_dir: of the prediction log.
-        rest: see `warm`.
+    Without a log, or with one that cannot be read, the cache begins empty. For `rest` see `warm`.
     """
     if recommender.answers is None:
         return
@@ -50,11 +45,7 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
     """Return what anonymous shoppers asked at least twice in the newest records, the most frequent first.
 
     The list of a known shopper depends on a row and an hour, so it would seldom be asked for again.
-    Baskets count without their order.
-
-    Args:
-        log_dir: of the prediction log.
-        at: the time of the requests, seconds since the epoch.
+    Baskets count without their order. The requests are of the time `at`, seconds since the epoch.
     """
     counts: Counter[tuple[str, str | None, tuple[str, ...]]] = Counter()
     for record in itertools.islice(_newest_records(log_dir), MOST_RECORDS):
@@ -83,14 +74,8 @@ def warm(
 ) -> int:
     """Ask one request after the other until all are asked or the time is over; return how many are left.
 
-    One that fails is skipped.
-
-    Args:
-        requests: the most promising first.
-        ask: answers one through the cache.
-        budget_s: the last one begins before this time is over.
-        rest: called after each with the seconds it took: where other requests need the processor.
-        clock: seconds.
+    One that fails is skipped. `rest` is called after each with the seconds it took: where other requests need
+    the processor.
     """
     began, has_failed = clock(), False
     for number, request in enumerate(requests):

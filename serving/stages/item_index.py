@@ -192,14 +192,9 @@ def read_item_index(
 ) -> ItemIndex:
     """Return the index of a file, mapped into memory: processes that read the same file share its pages.
 
-    Args:
-        file: the main index.
-        added: codes and vectors of items beside it.
-        removed: codes of items that no search returns.
-
     Raises:
         RuntimeError: the file is no index, or claims more than it holds.
-        ValueError: its type cannot be searched here, or the items do not fit to it.
+        ValueError: as `ItemIndex`.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
     read_faiss(file)  # reports a truncated file; the reader below would crash

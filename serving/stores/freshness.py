@@ -28,12 +28,7 @@ class Freshness:
     """
 
     def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
-        """Look once, then every second until `close`; without a store nothing is ever stale.
-
-        Args:
-            store: gets the heartbeat.
-            stale_after_s: of silence.
-        """
+        """Look once, then every second until `close`; without a store nothing is ever stale."""
         self._store, self._stale_after_s = store, stale_after_s
         self._beat_at: float | None = None
         self.reason: str | None = None
