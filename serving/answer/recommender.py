@@ -429,8 +429,8 @@ def open_recommender(
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 
-    The facts are watched until `facts.close()`. `answers` is an empty cache, for this recommender alone; None:
-    each answer is computed. The file of rules need not exist.
+    The facts are watched until `facts.close()`. `answers` is an empty cache, for this recommender alone;
+    None: each answer is computed. The file of rules need not exist.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.

@@ -40,7 +40,7 @@ class Updates:
         take: Take,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the home, the id of the bundle that answers now, who takes another one, and a clock in s."""
+        """Take the home, the id of the bundle that answers, the taker of another, and a clock in seconds."""
         self.serving = serving
         self._home, self._take, self._clock = home, take, clock
         self._refused: Champion | None = None

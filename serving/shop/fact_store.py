@@ -35,14 +35,14 @@ GONE_S = 86_400.0  # a partition without a beat for so long has no stream any mo
 
 
 class FactStore(Protocol):
-    """A store that sources of facts write and the endpoint reads."""
+    """A store that sources of facts write and the endpoint reads.
+
+    Each method raises FactsUnavailable if the store is broken or did not answer in time; writing or removing
+    again does no harm.
+    """
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep the facts that win against the stored ones; return the number of changes.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time; writing again does no harm.
-        """
+        """Keep the facts that win against the stored ones; return the number of changes."""
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
@@ -50,38 +50,19 @@ class FactStore(Protocol):
         Call it again with that sequence until the sequence stays the same. An invalid stored fact is left
         out, so a page may be short, or empty, while more follow. The sequence is 0 if the store has no fact
         from `sequence` on: it was lost, or that fact was removed.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
         """
 
     def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Return the facts that are for one user alone."""
 
     def remove(self, facts: Sequence[Fact]) -> None:
-        """Delete facts without a trace; readers keep the facts they have read, so withdraw them first.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time; removing again does no harm.
-        """
+        """Delete facts without a trace; readers keep the facts they have read, so withdraw them first."""
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
-        """Note until when all facts in these partitions of the topic are stored, seconds since the epoch.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Note until when all facts in these partitions of the topic are stored, seconds since the epoch."""
 
     def beats(self) -> dict[int, float]:
-        """Return each partition that had a beat, and until when its facts are stored.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Return each partition that had a beat, and until when its facts are stored."""
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""

@@ -47,10 +47,7 @@ class Minimum:
 
     def of(self, codes: np.ndarray) -> np.ndarray:
         """Return the minimum of each item, (n,) float64; -inf where there is no minimum."""
-        if not len(self.codes):
-            return np.full(len(codes), self.number)
-        place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
-        return np.where(self.codes[place] == codes, self.numbers[place], self.number)
+        return _value_at(self.codes, self.numbers, codes, self.number)
 
     def because(self, code: int) -> str:
         """Return the name of the rule with an item's strictest minimum."""
@@ -81,10 +78,7 @@ class Plan:
 
     def weigh(self, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return values times the factors of their items, float64."""
-        if not len(self.weighed):
-            return values
-        place = np.minimum(np.searchsorted(self.weighed, codes), len(self.weighed) - 1)
-        return np.where(self.weighed[place] == codes, values * self.factors[place], values)
+        return values * _value_at(self.weighed, self.factors, codes, 1.0) if len(self.weighed) else values
 
     def banned_because(self, code: int) -> str:
         """Return the name of the rule that bans an item, "" if none does."""
@@ -120,6 +114,14 @@ class Plan:
 
 
 NO_PLAN = Plan()
+
+
+def _value_at(known: np.ndarray, values: np.ndarray, codes: np.ndarray, default: float) -> np.ndarray:
+    """Return the value of each code, (n,) float64; the default for those that are not known."""
+    if not len(known):
+        return np.full(len(codes), default)
+    place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    return np.where(known[place] == codes, values[place], default)
 
 
 def _name_at(codes: np.ndarray, names: tuple[str, ...], code: int) -> str:
