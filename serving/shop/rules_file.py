@@ -276,7 +276,8 @@ def _read_values(section: str, nodes: dict[str, Node]) -> tuple[dict[str, Any], 
 
 def _missing_keys(section: str, keys: Set[str]) -> list[str]:
     """Return the keys that a rule of a section needs and lacks, as words of a message."""
-    missing = [key for key in ("name", *_NEEDED.get(section, ())) if key not in keys]
+    needed = [key for key in ("name", *SECTIONS[section]) if key not in (*SELECTORS, "repeat", "new")]
+    missing = [key for key in needed if key not in keys]
     if section in ("boost", "bury", "ban") and not keys & set(SELECTORS):
         missing.append(f"one of {', '.join(SELECTORS)}")
     if section == "slots" and not keys & {"repeat", "new"}:
@@ -284,13 +285,6 @@ def _missing_keys(section: str, keys: Set[str]) -> list[str]:
     return missing
 
 
-_NEEDED = {
-    "pin": ("item", "slot"),
-    "boost": ("factor",),
-    "bury": ("factor",),
-    "minimum_stock": ("units",),
-    "minimum_margin": ("share",),
-}
 _EXAMPLES = {
     "pin": "item: 1041453, slot: 1",
     "boost": "factor: 1.5, own_brand: true",

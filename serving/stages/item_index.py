@@ -82,7 +82,7 @@ class ItemIndex:
         self._hidden = hidden[hidden < self.rows]  # rows of the main index that no search returns
         # A selector of millions of items takes long to make: one for each search.
         self._selections: dict[Search, _Selection] = {}
-        self._twin = _gpu_twin(main)
+        self._twin = _gpu_twin(main)  # its resources must live as long
         self._one_at_a_time = threading.Lock()  # on the GPU: its scratch memory is shared
 
     @property
@@ -178,7 +178,7 @@ class ItemIndex:
     def _search_twin(self, vectors: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
         assert self._twin is not None
         with self._one_at_a_time:
-            scores, codes = self._twin.index.search(vectors, k, params=params)
+            scores, codes = self._twin[0].search(vectors, k, params=params)
         return scores, codes
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
@@ -286,19 +286,11 @@ def _inverted(index: Any) -> Any:
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-@dataclass(frozen=True)
-class _Twin:
-    """The same index on a GPU; its resources must live as long."""
-
-    index: Any
-    resources: Any
-
-
-def _gpu_twin(index: Any) -> _Twin | None:
-    """Return a copy on the GPU; None without a GPU, or if GPU Faiss lacks the type."""
+def _gpu_twin(index: Any) -> tuple[Any, Any] | None:
+    """Return a copy on the GPU and its resources; None without a GPU, or if GPU Faiss lacks the type."""
     on_gpu = (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
     # CPU builds of Faiss have the function as well; it returns 0.
     if not isinstance(index, on_gpu) or faiss.get_num_gpus() == 0:
         return None
     resources = faiss.StandardGpuResources()
-    return _Twin(faiss.index_cpu_to_gpu(resources, 0, index), resources)
+    return faiss.index_cpu_to_gpu(resources, 0, index), resources
