@@ -213,10 +213,10 @@ class Recommender:
             return self._unknown(request, error)
         return self._known(request, row)
 
-    def read(self, request: Request, by: float = math.inf) -> Known:
+    def read(self, request: Request) -> Known:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
         try:
-            row = None if request.user_id is None else self._store.read(request.user_id, by)
+            row = None if request.user_id is None else self._store.read(request.user_id)
         except (FeaturesUnavailable, ValueError) as error:
             return self._unknown(request, error)
         return self._known(request, row)

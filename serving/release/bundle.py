@@ -260,8 +260,6 @@ def _check_index(bundle: Bundle) -> None:
         raise BundleInvalid(
             f"index.faiss holds {bundle.index.rows} vectors, expected {known}: build the index again"
         )
-    if not bundle.index.is_inner_product:
-        raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
     for name, profile in bundle.profiles.items():
         try:
             profile.tower.check()

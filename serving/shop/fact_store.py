@@ -78,7 +78,7 @@ class SqliteFactStore:
         self._path = path
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._opened = (0, 0)  # device and inode
+        self._opened: tuple[int, int] | None = None  # device and inode
 
     def write(self, facts: Sequence[Fact]) -> int:
         """Keep the facts that win against the stored ones; on an error, none is written."""
@@ -149,7 +149,7 @@ class SqliteFactStore:
     def _current(self, make: bool) -> sqlite3.Connection:
         if make:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._connection is not None and not self._is_opened():
+        if self._opened != self._inode():
             self._close()
         if self._connection is None:
             mode = "rwc" if make else "rw"
@@ -160,19 +160,17 @@ class SqliteFactStore:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            stat = os.stat(self._path)
-            self._opened = (stat.st_dev, stat.st_ino)
+            self._opened = self._inode()
         if make:
             # Readers go on while a writer writes.
             self._connection.execute("PRAGMA journal_mode=WAL")
         return self._connection
 
-    def _is_opened(self) -> bool:
-        try:
+    def _inode(self) -> tuple[int, int] | None:
+        with contextlib.suppress(FileNotFoundError):
             stat = os.stat(self._path)
-        except FileNotFoundError:
-            return False
-        return self._opened == (stat.st_dev, stat.st_ino)
+            return stat.st_dev, stat.st_ino
+        return None
 
     @contextlib.contextmanager
     def _as_unavailable(self) -> Iterator[None]:

@@ -327,7 +327,9 @@ class Catalogue:
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
                 text = _unknown(len(values), selector, missing)
-                hint = (hints and self._meant(selector, missing[0])) or "check the spelling"
+                hint = "check the spelling"
+                if hints and selector != "items":
+                    hint = did_you_mean(missing[0].casefold(), self._columns[selector][0]) or hint
                 problems.append(RuleProblem(rule.line, f"{text}; passed over, {hint}", False))
         if chosen is not None and not len(chosen) and not problems:
             problems.append(RuleProblem(rule.line, "no item is chosen by all of its selectors", False))
@@ -346,12 +348,6 @@ class Catalogue:
         missing = [value for value in values if value.casefold() not in names]
         wanted = [code for value in values for code in names.get(value.casefold(), ())]
         return np.flatnonzero(np.isin(column, wanted)), missing
-
-    def _meant(self, selector: str, value: str) -> str:
-        """Return the name that was probably meant; nothing for an item's id."""
-        if selector == "items":
-            return ""
-        return did_you_mean(value.casefold(), self._columns[selector][0])
 
     @cached_property
     def _columns(self) -> dict[str, tuple[dict[str, list[int]], np.ndarray]]:

@@ -69,6 +69,8 @@ class ItemIndex:
         """
         self._main = main
         self._own = _own_parameters(main)
+        if main.metric_type != faiss.METRIC_INNER_PRODUCT:  # for which the two towers were trained
+            raise ValueError("the index measures distance, expected inner product: build the index again")
         codes, vectors = _NOTHING, np.empty((0, self.dimension), np.float32)
         if added is not None:
             codes, vectors = np.asarray(added[0], np.int64), np.asarray(added[1], np.float32)
@@ -94,11 +96,6 @@ class ItemIndex:
     def dimension(self) -> int:
         """The number of columns of a vector."""
         return int(self._main.d)
-
-    @property
-    def is_inner_product(self) -> bool:
-        """Whether the main index uses the measure that the two towers were trained for."""
-        return bool(self._main.metric_type == faiss.METRIC_INNER_PRODUCT)
 
     def search(self, vectors: np.ndarray, k: int, search: Search = PLAIN) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best items of each query.

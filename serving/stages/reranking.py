@@ -10,7 +10,7 @@ slots, rare items that are worth nearly as much come first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -317,7 +317,7 @@ class Ranked:
         stays = ~np.isin(self.codes, barred)
         if stays.all():
             return self
-        left = (column[stays] for column in self.columns)
+        left: Any = (column[stays] for column in self.columns)
         return Ranked(*left, best=int(np.count_nonzero(stays[: self.best])), whole=False)
 
     def suffices(self, k: int) -> bool:
