@@ -10,7 +10,7 @@ slots, rare items that are worth nearly as much come first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -317,22 +317,26 @@ class Ranked:
         stays = ~np.isin(self.codes, barred)
         if stays.all():
             return self
-        left: Any = (column[stays] for column in self.columns)
-        return Ranked(*left, best=int(np.count_nonzero(stays[: self.best])), whole=False)
+        return Ranked(
+            self.codes[stays],
+            self.scores[stays],
+            self.source[stays],
+            self.times[stays],
+            self.last_at[stays],
+            self.worth[stays],
+            best=int(np.count_nonzero(stays[: self.best])),
+            whole=False,
+        )
 
     def suffices(self, k: int) -> bool:
         """Say whether the k items shown are those that all candidates would give, see `fill_slots`."""
         return self.whole or self.best >= POOL * k
 
     @property
-    def columns(self) -> tuple[np.ndarray, ...]:
-        """The six columns, in their order."""
-        return self.codes, self.scores, self.source, self.times, self.last_at, self.worth
-
-    @property
     def size_bytes(self) -> int:
         """What the list takes in a cache, with its key and the cache's own objects."""
-        return sum(column.nbytes for column in self.columns) + OBJECTS_BYTES
+        columns = (self.codes, self.scores, self.source, self.times, self.last_at, self.worth)
+        return sum(column.nbytes for column in columns) + OBJECTS_BYTES
 
     def holds_probabilities(self) -> bool:
         """Say whether each score is between 0 and 1; NaN is not."""
