@@ -19,7 +19,6 @@ BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes 
 MOST_REQUESTS = 1_000
 MOST_RECORDS = 20_000  # of the log, the newest ones
 
-_COLUMNS = ["user_id", "profile", "store_id", "basket"]
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +61,7 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
 def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield the log's records segment by segment, the newest segment first."""
     for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
-        yield from pq.ParquetFile(path).read(_COLUMNS).to_pylist()
+        yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
 
 
 def warm(

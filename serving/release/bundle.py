@@ -74,11 +74,6 @@ class RankingSettings:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
     new_gain: float = 1.0  # factor for the score of an item new to the shopper; strangers have none
 
-    @property
-    def every_profile(self) -> dict[str, Profile]:
-        """The profiles by name, the default one first."""
-        return {DEFAULT_PROFILE: Profile(self.quotas, self.search), **self.profiles}
-
 
 @dataclass(frozen=True)
 class Bundle:
@@ -98,9 +93,11 @@ class Bundle:
     @cached_property
     def profiles(self) -> dict[str, OpenProfile]:
         """Every profile, ready to answer."""
+        settings = self.settings
+        profiles = {DEFAULT_PROFILE: Profile(settings.quotas, settings.search), **settings.profiles}
         return {
             name: open_profile(profile, self.statistics, self.query_tower, self.index, self.removed)
-            for name, profile in self.settings.every_profile.items()
+            for name, profile in profiles.items()
         }
 
     @cached_property

@@ -102,12 +102,7 @@ class SqliteFactStore:
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""
-        with self._as_unavailable(), self._lock:
-            if not self._path.exists():
-                return []
-            connection = self._current(make=True)
-            connection.execute(_TABLE)
-            rows = connection.execute("SELECT key, ranked FROM facts").fetchall()
+        rows = self._read("SELECT key, ranked FROM facts")
         return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
 
     def remove(self, facts: Sequence[Fact]) -> None:
