@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import ssl
 import sys
-import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +55,8 @@ class ReplyError(Exception):
 class RedisClient:
     """A client of a server, of a cluster, or of the master that sentinels name.
 
-    Each event loop that awaits `ask` has connections of its own. Threads share a loop that runs for one call
-    after the other.
+    Each event loop that awaits `ask` has connections of its own. Callers that cannot await share a loop: a
+    thread of this client runs it for one call after the other.
     """
 
     def __init__(self, address: RedisAddress) -> None:
@@ -63,8 +64,8 @@ class RedisClient:
         self._address = address
         self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
         self._calls: set[asyncio.Task[Reply]] = set()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # of threads
+        self._thread = ThreadPoolExecutor(1, "redis")
+        self._loop: asyncio.AbstractEventLoop | None = None  # of that thread
 
     async def ask(self, deadline: float, *command: str | bytes | int) -> Reply:
         """Send a command and return the reply; it may be sent twice.
@@ -104,15 +105,16 @@ class RedisClient:
         return call.result()
 
     def ask_now(self, deadline: float, *command: str | bytes | int) -> Reply:
-        """Do as `ask` and wait for the reply; for threads without an event loop.
+        """Do as `ask` and wait for the reply; for callers that cannot await.
 
-        The time until the deadline begins when no other thread waits for its reply.
+        The time until the deadline begins with the call: waiting for another caller's reply does not count.
         """
         left_s = deadline - time.perf_counter()
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-            return self._loop.run_until_complete(self.ask(time.perf_counter() + left_s, *command))
+
+        async def ask() -> Reply:
+            return await self.ask(time.perf_counter() + left_s, *command)
+
+        return self._thread.submit(self._run, ask()).result()
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
@@ -125,12 +127,19 @@ class RedisClient:
             await opened.close()
 
     def close(self) -> None:
-        """Close the connections of threads; a later call opens them again."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-            if loop is not None:
-                loop.run_until_complete(self.aclose())
-                loop.close()
+        """Close the connections of `ask_now`; a later call opens them again."""
+        self._thread.submit(self._end).result()
+
+    def _run(self, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def _end(self) -> None:
+        if self._loop is not None:
+            self._run(self.aclose())
+            self._loop.close()
+            self._loop = None
 
     async def _call(self, opened: _Opened, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
         try:

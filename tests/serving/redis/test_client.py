@@ -328,6 +328,7 @@ def test_threads_share_a_client_beside_a_loop_that_awaits() -> None:
     async def ask_here(client: RedisClient) -> list[Any]:
         replies = await asyncio.gather(*(client.ask(soon(), "GET", f"{n}") for n in range(10)))
         replies.append(await asyncio.to_thread(client.ask_now, soon(), "GET", "thread"))
+        replies.append(client.ask_now(soon(), "GET", "notebook"))  # it runs a loop in the thread of its cells
         await client.aclose()
         return replies
 
@@ -337,7 +338,7 @@ def test_threads_share_a_client_beside_a_loop_that_awaits() -> None:
         for thread in threads:
             thread.start()
         for _ in range(2):  # each time in another loop
-            assert asyncio.run(ask_here(client)) == [*(b"%d" % n for n in range(10)), b"thread"]
+            assert asyncio.run(ask_here(client)) == [*(b"%d" % n for n in range(10)), b"thread", b"notebook"]
         for thread in threads:
             thread.join()
         assert wrong == []
