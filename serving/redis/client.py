@@ -77,7 +77,7 @@ class RedisClient:
         Raises:
             ReplyError: the server refuses the command.
             OSError: no server can be reached; a TimeoutError at the deadline.
-            ValueError: the reply is not of Redis' protocol, or announces more than the limits.
+            ValueError: the reply is not of Redis' protocol.
         """
         left_s = deadline - time.perf_counter()
         if left_s <= 0:

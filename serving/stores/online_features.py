@@ -265,11 +265,6 @@ class GuardedStore:
         self._store = store
         self._breaker = CircuitBreaker("online_store", self._probe, probe_s=probe_s)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether reads fail without asking the store."""
-        return self._breaker.is_open
-
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
         with self._counted():

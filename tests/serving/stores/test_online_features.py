@@ -266,9 +266,9 @@ def test_a_failing_store_is_not_read_until_it_recovers(failing: FailingStore) ->
     fail(guarded, 50)
     assert failing.reads - asked <= 2, "only those of a probe in the background"
     eventually(lambda: failing.reads > asked + 2)  # probing continues
-    assert guarded.is_open
+    assert guarded._breaker.is_open
     failing.failure = None
-    eventually(lambda: not guarded.is_open)
+    eventually(lambda: not guarded._breaker.is_open)
     assert guarded.read("42") == UserRow(b"row", 1.0)
     guarded.close()
 
@@ -279,7 +279,7 @@ def test_a_probe_reads_again_because_its_first_read_may_only_connect(failing: Fa
     fail(guarded, 3)
     eventually(lambda: failing.reads == 4)
     failing.failure = None
-    eventually(lambda: not guarded.is_open)  # in the same probe: the next one is ten minutes away
+    eventually(lambda: not guarded._breaker.is_open)  # in the same probe: the next one is ten minutes away
     assert failing.reads == 5
     guarded.close()
 
@@ -290,7 +290,7 @@ def test_invalid_rows_and_short_deadlines_do_not_open_the_breaker(
 ) -> None:
     failing.failure = lambda: error
     fail(guarded, 10)
-    assert not guarded.is_open
+    assert not guarded._breaker.is_open
     failing.failure = None
     assert guarded.read("42") == UserRow(b"row", 1.0)
 
@@ -299,7 +299,7 @@ def test_any_answer_of_the_store_closes_the_breaker(guarded: GuardedStore, faili
     failing.failure = down
     fail(guarded, 3)
     failing.failure = lambda: RowInvalid("torn")
-    eventually(lambda: not guarded.is_open)
+    eventually(lambda: not guarded._breaker.is_open)
 
 
 def test_a_read_after_close_reaches_the_store_again(guarded: GuardedStore, failing: FailingStore) -> None:

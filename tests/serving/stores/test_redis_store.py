@@ -234,7 +234,7 @@ class TestFaults:
         time.sleep(0.1)
         rows = reads(store, 200)
         assert rows == ["unavailable"] * 200
-        assert store.is_open
+        assert store._breaker.is_open
         if fault == signal.SIGSTOP:
             server.process.send_signal(signal.SIGCONT)
         else:
