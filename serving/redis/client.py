@@ -15,7 +15,7 @@ import contextlib
 import ssl
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,7 +114,11 @@ class RedisClient:
         async def ask() -> Reply:
             return await self.ask(time.perf_counter() + left_s, *command)
 
-        return self._thread.submit(self._run, ask()).result()
+        try:
+            asked = self._thread.submit(self._run, ask)
+        except RuntimeError:
+            raise ConnectionError("this process ends") from None
+        return asked.result()
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
@@ -130,14 +134,14 @@ class RedisClient:
         """Close the connections of `ask_now`; a later call opens them again."""
         self._thread.submit(self._end).result()
 
-    def _run(self, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
+    def _run(self, act: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(coroutine)
+        return self._loop.run_until_complete(act())
 
     def _end(self) -> None:
         if self._loop is not None:
-            self._run(self.aclose())
+            self._run(self.aclose)
             self._loop.close()
             self._loop = None
 
