@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -123,42 +123,30 @@ class RecordSink(Protocol):
 
 def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) -> pa.Table:
     """Return the records as a table of RECORD_SCHEMA, the feature names in its metadata."""
-    columns = {
-        **_request_columns([record.request for record in records]),
-        **_response_columns([record.response for record in records]),
-        "features": _features([record.features for record in records], len(feature_names)),
-        "answered_at": _times([record.answered_at for record in records]),
-        "row_version": pa.array([record.row_version for record in records], pa.int64()),
-        **{one.name: [getattr(record.trial, one.name, None) for record in records] for one in fields(Trial)},
-    }
-    return pa.table(columns, schema=_schema(feature_names))
-
-
-def _request_columns(requests: Sequence[Request]) -> dict[str, Any]:
-    return {
-        "user_id": [request.user_id for request in requests],
-        "basket": _lists([request.basket for request in requests], pa.string()),
-        "store_id": [request.store_id for request in requests],
-        "at": _times([request.at for request in requests]),
-        "k": [request.k for request in requests],
-        "profile": [request.profile for request in requests],
-    }
-
-
-def _response_columns(responses: Sequence[Response]) -> dict[str, Any]:
+    requests, responses = [one.request for one in records], [one.response for one in records]
     items = [response.items for response in responses]
-    timed = [list(response.stage_ms.items()) for response in responses]
-    return {
+    columns = {
         "request_id": [response.request_id for response in responses],
+        "user_id": [request.user_id for request in requests],
+        "basket": [request.basket for request in requests],
+        "store_id": [request.store_id for request in requests],
+        "at": _times(request.at for request in requests),
+        "k": [request.k for request in requests],
         "bundle_id": [response.bundle_id for response in responses],
         "rung": [response.rung for response in responses],
         "degraded_reason": [response.degraded_reason for response in responses],
-        "item_ids": _lists([[item.item_id for item in shown] for shown in items], pa.string()),
-        "scores": _lists([[item.score for item in shown] for shown in items], pa.float32()),
-        "sources": _lists([[item.source for item in shown] for shown in items], pa.string()),
-        "prices": _lists([[item.price for item in shown] for shown in items], pa.float32()),
-        "stage_ms": pa.array(timed, RECORD_SCHEMA.field("stage_ms").type),
+        "item_ids": [[item.item_id for item in shown] for shown in items],
+        "scores": [[item.score for item in shown] for shown in items],
+        "sources": [[item.source for item in shown] for shown in items],
+        "features": _flat([record.features for record in records], len(feature_names)),
+        "stage_ms": [list(response.stage_ms.items()) for response in responses],
+        "answered_at": _times(record.answered_at for record in records),
+        "row_version": [record.row_version for record in records],
+        "profile": [request.profile for request in requests],
+        "prices": [[item.price for item in shown] for shown in items],
+        **{one.name: [getattr(record.trial, one.name, None) for record in records] for one in fields(Trial)},
     }
+    return pa.table(columns, schema=_schema(feature_names))
 
 
 def read_log(
@@ -430,28 +418,13 @@ def _schema(names: Sequence[str]) -> pa.Schema:
     return RECORD_SCHEMA.with_metadata({FEATURE_NAMES_KEY: json.dumps(list(names)).encode()})
 
 
-def _times(seconds: list[float]) -> pa.Array:
-    return pa.array(np.round(np.array(seconds, np.float64) * 1e6).astype(np.int64)).cast(_TIME)
+def _times(seconds: Iterable[float]) -> list[int]:
+    return [round(at * 1e6) for at in seconds]
 
 
-def _lists(rows: Sequence[Sequence[object]], kind: pa.DataType) -> pa.Array:
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return pa.ListArray.from_arrays(offsets, pa.array(list(itertools.chain.from_iterable(rows)), kind))
-
-
-def _features(rows: Iterable[np.ndarray], width: int) -> pa.Array:
+def _flat(rows: Iterable[np.ndarray], width: int) -> list[np.ndarray]:
     # reshape refuses rows of another width; without it they would run into each other
-    flat = [
-        np.asarray(row, np.float32).reshape(len(row), width).ravel() if len(row) else _NO_VALUES
-        for row in rows
-    ]
-    offsets = np.zeros(len(flat) + 1, np.int32)
-    np.cumsum([len(row) for row in flat], out=offsets[1:])
-    return pa.ListArray.from_arrays(offsets, np.concatenate(flat) if flat else _NO_VALUES)
-
-
-_NO_VALUES = np.empty(0, np.float32)
+    return [np.asarray(row, np.float32).reshape(len(row), width).ravel() for row in rows]
 
 
 def _with_features(table: pa.Table, names: list[str]) -> pa.Table:
@@ -466,6 +439,7 @@ def _with_features(table: pa.Table, names: list[str]) -> pa.Table:
             aligned[:, column] = source[:, place[name]]
     counts = np.asarray(pc.list_value_length(table["features"]).to_numpy()) // max(len(present), 1)
     rows = np.split(aligned, np.cumsum(counts)[:-1]) if len(counts) else []
-    where = table.schema.get_field_index("features")
-    replaced = table.set_column(where, RECORD_SCHEMA.field("features"), _features(rows, len(names)))
+    field = RECORD_SCHEMA.field("features")
+    column = pa.array(_flat(rows, len(names)), field.type)
+    replaced = table.set_column(table.schema.get_field_index("features"), field, column)
     return replaced.replace_schema_metadata(_schema(names).metadata)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from filelock import FileLock
 
-from serving.redis.address import RedisAddress, parse_redis_url
+from serving.redis.address import RedisAddress, parse_redis_url, with_password
 from serving.redis.client import client_options, open_client
 from serving.settings import Settings
 from serving.stores.online_features import PROJECT
@@ -172,7 +172,7 @@ def redis_settings(url: str) -> dict[str, str]:
 
 
 def _address(url: str) -> RedisAddress:
-    return parse_redis_url(url, Settings.from_env().store_password)
+    return parse_redis_url(with_password(url, Settings.from_env().store_password))
 
 
 @contextlib.contextmanager

@@ -22,11 +22,7 @@ def stale_list(
     """Return a list that was cached for the same question, whatever its age; None if none suffices.
 
     The user's own list of this hour or the one before comes first, then the anonymous list of this basket.
-
-    Args:
-        request: the question.
-        has_history: whether the user's row was read.
-        find: a request, and whether the user's own list is meant -> what may be shown of it now.
+    `find` takes a request and whether the user's own list is meant, and returns what may be shown of it now.
     """
     questions = [(request, False)]
     if has_history:

@@ -15,7 +15,7 @@ from serving.schemas import Recommendation, Request, Response
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
 from serving.stages.exploration import explore
-from serving.stages.reranking import NO_RARITY, Ranked, SlotRules, WeighedCandidates, fill_slots
+from serving.stages.reranking import Ranked, SlotRules, WeighedCandidates, fill_slots
 from serving.stages.retrieval import SOURCES
 
 _TOGETHER = SOURCES.index("together")
@@ -67,7 +67,7 @@ def present(
     pool = WeighedCandidates(
         ranked.worth,
         statistics.categorical[ranked.codes, 0],
-        NO_RARITY if bundle.rarity is None else bundle.rarity[ranked.codes],
+        bundle.rarity_of(ranked.codes),
         ranked.times > 0,
     )
     settings = bundle.settings

@@ -37,7 +37,7 @@ from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
 from serving.stages.ranking import check_scores, rank
-from serving.stages.reranking import KEPT, NO_RARITY, POOL, Ranked, best_of, weigh
+from serving.stages.reranking import KEPT, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
@@ -129,12 +129,9 @@ class Recommender:
         return self.gather(asked, self.near(asked))
 
     def ask(self, request: Request, known: Known | None = None, began: float | None = None) -> Asked:
-        """Return the state of a request before any candidate.
+        """Return the state of a request before any candidate; without `known`, the user's row is read now.
 
-        Args:
-            request: the request.
-            known: of `fetch` or `read`; None: the user's row is read now.
-            began: perf_counter when the read began; None: now.
+        `began` is the perf_counter when the read of `known` began.
         """
         began = time.perf_counter() if began is None else began
         known = self.read(request) if known is None else known
@@ -155,12 +152,9 @@ class Recommender:
         return self.compose(asked, self.retrieve(asked, near, hidden), most)
 
     def retrieve(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Retrieved:
-        """Return the candidates of a request from every source.
+        """Return the candidates of a request from every source but those that must not be offered.
 
-        Args:
-            asked: of `ask`.
-            near: of `near`.
-            hidden: codes that must not be offered; None: those that hold now.
+        `hidden` are their codes; None: those that hold now.
         """
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
         at, store_id, plan = request.at, request.store_id, asked.known.plan
@@ -184,10 +178,7 @@ class Recommender:
     def compose(self, asked: Asked, retrieved: Retrieved, most: int | None = None) -> Prepared:
         """Return the features of a request's candidates.
 
-        Args:
-            asked: of `ask`.
-            retrieved: of `retrieve`.
-            most: candidates that there is time to rank; None: all. Pinned items come on top.
+        There is time to rank `most` of them; None: all. Pinned items come on top.
         """
         query, plan, candidates = asked.query, asked.known.plan, retrieved.candidates
         is_thinned = most is not None and most < len(candidates.codes)
@@ -222,10 +213,10 @@ class Recommender:
             return self._unknown(request, error)
         return self._known(request, row)
 
-    def read(self, request: Request, by: float = math.inf) -> Known:
+    def read(self, request: Request) -> Known:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
         try:
-            row = None if request.user_id is None else self._store.read(request.user_id, by)
+            row = None if request.user_id is None else self._store.read(request.user_id)
         except (FeaturesUnavailable, ValueError) as error:
             return self._unknown(request, error)
         return self._known(request, row)
@@ -281,12 +272,8 @@ class Recommender:
     ) -> Response | None:
         """Do as `finish` with a list that is kept; None if too little of it can be shown now.
 
-        Args:
-            request: whose list it is.
-            known: of its user.
-            kept: the list, from which nothing was left out that is sold out now.
-            stage_ms: of the stages up to here.
-            made: the candidates of the list if this request made it; without, its log record has no features.
+        From `kept` nothing was left out that is sold out now. If this request made the list, `made` has its
+        candidates; without, the log record has no features.
         """
         began = time.perf_counter()
         ranked = self._left_of(kept, request, known.plan)
@@ -355,12 +342,10 @@ class Recommender:
         plan = prepared.known.plan
         codes = prepared.candidates.codes
         bundle, history = self.bundle, prepared.query.history.items
-        gain, rarity = bundle.settings.new_gain, bundle.rarity
-        worth = weigh(bundle.statistics, codes, scores, bundle.weights, gain, history)
-        rare = NO_RARITY if rarity is None else rarity[codes]
+        worth = weigh(bundle.statistics, codes, scores, bundle.weights, bundle.settings.new_gain, history)
         worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
         pinned = plan.pinned if len(plan.pins) else plan.pins
-        rules = pinned, plan.reserved, rare, bundle.novel
+        rules = pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(
@@ -370,11 +355,7 @@ class Recommender:
 
         What is sold out now is taken out, and prices are those of now.
 
-        Args:
-            request: the question.
-            known: of its user; None: it was not read.
-            reason: why there is no better answer.
-            asked_at: perf_counter since which the total counts.
+        Without `known` its user was not read. `asked_at` is the perf_counter since which the total counts.
         """
         if (answers := self.answers) is None:
             return None
@@ -400,10 +381,7 @@ class Recommender:
     def fallback(self, request: Request, reason: str, asked_at: float | None = None) -> Response:
         """Answer from best sellers alone, the last rungs of the ladder; this needs neither row nor models.
 
-        Args:
-            request: the question.
-            reason: why there is no better answer.
-            asked_at: perf_counter since which the total counts: earlier attempts count, too.
+        The total counts since the perf_counter `asked_at`: earlier attempts count, too.
         """
         began = time.perf_counter()
         items = best_sellers(self.bundle, self.facts, request)
@@ -452,15 +430,8 @@ def open_recommender(
 ) -> Recommender:
     """Load a bundle, ask it its golden requests, and return a recommender that is warm.
 
-    Args:
-        bundle_path: the bundle.
-        store: users' rows.
-        log: the prediction log.
-        facts: store of prices, stock, promotions and coupons; it is watched until `facts.close()`.
-        freshness: what knows whether the store of rows is kept up to date; None: nothing is ever stale.
-        answers: an empty cache, for this recommender alone; None: each answer is computed.
-        rules: file of rules, which need not exist.
-        open_bundle: loads and verifies the bundle.
+    The facts are watched until `facts.close()`. `answers` is an empty cache, for this recommender alone;
+    None: each answer is computed. The file of rules need not exist.
 
     Raises:
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.

@@ -19,19 +19,13 @@ BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes 
 MOST_REQUESTS = 1_000
 MOST_RECORDS = 20_000  # of the log, the newest ones
 
-_COLUMNS = ["user_id", "profile", "store_id", "basket"]
 _log = logging.getLogger(__name__)
 
 
 def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], None]) -> None:
-    """Fill a recommender's cache with the answers to the log's most frequent requests.
+    """Fill the cache of a recommender that no request uses yet with the log's most frequent answers.
 
-    Without a log, or with one that cannot be read, the cache begins empty.
-
-    Args:
-        recommender: that no request uses yet.
-        log_dir: of the prediction log.
-        rest: see `warm`.
+    Without a log, or with one that cannot be read, the cache begins empty. For `rest` see `warm`.
     """
     if recommender.answers is None:
         return
@@ -50,11 +44,7 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
     """Return what anonymous shoppers asked at least twice in the newest records, the most frequent first.
 
     The list of a known shopper depends on a row and an hour, so it would seldom be asked for again.
-    Baskets count without their order.
-
-    Args:
-        log_dir: of the prediction log.
-        at: the time of the requests, seconds since the epoch.
+    Baskets count without their order. The requests are of the time `at`, seconds since the epoch.
     """
     counts: Counter[tuple[str, str | None, tuple[str, ...]]] = Counter()
     for record in itertools.islice(_newest_records(log_dir), MOST_RECORDS):
@@ -71,7 +61,7 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
 def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield the log's records segment by segment, the newest segment first."""
     for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
-        yield from pq.ParquetFile(path).read(_COLUMNS).to_pylist()
+        yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
 
 
 def warm(
@@ -83,14 +73,8 @@ def warm(
 ) -> int:
     """Ask one request after the other until all are asked or the time is over; return how many are left.
 
-    One that fails is skipped.
-
-    Args:
-        requests: the most promising first.
-        ask: answers one through the cache.
-        budget_s: the last one begins before this time is over.
-        rest: called after each with the seconds it took: where other requests need the processor.
-        clock: seconds.
+    One that fails is skipped. `rest` is called after each with the seconds it took: where other requests need
+    the processor.
     """
     began, has_failed = clock(), False
     for number, request in enumerate(requests):

@@ -101,7 +101,9 @@ class AnswerCache:
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lists: TLRUCache[bytes, CachedList] = TLRUCache(max_bytes, _gone_at, clock, _size_bytes)
+        self._lists: TLRUCache[bytes, CachedList] = TLRUCache(
+            max_bytes, lambda _, cached, now: cached.gone_at, clock, lambda cached: cached.ranked.size_bytes
+        )
         self._in_flight: dict[bytes, asyncio.Task[Ranked]] = {}
 
     def __len__(self) -> int:
@@ -159,14 +161,6 @@ class AnswerCache:
             return ranked
         finally:
             del self._in_flight[key.digest]
-
-
-def _gone_at(_: bytes, cached: CachedList, now: float) -> float:
-    return cached.gone_at
-
-
-def _size_bytes(cached: CachedList) -> int:
-    return cached.ranked.size_bytes
 
 
 def _retrieve_error(task: asyncio.Task[Ranked]) -> None:

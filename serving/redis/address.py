@@ -52,8 +52,8 @@ def is_redis_url(url: str) -> bool:
     return bool(found) and scheme in _SCHEMES
 
 
-def parse_redis_url(url: str, password: str = "") -> RedisAddress:
-    """Return the address in a URL; `password` applies if the URL holds none.
+def parse_redis_url(url: str) -> RedisAddress:
+    """Return the address in a URL.
 
     Raises:
         ValueError: the URL is invalid; the message names the fault and the expected form, but never the
@@ -77,7 +77,7 @@ def parse_redis_url(url: str, password: str = "") -> RedisAddress:
         db=db,
         service=service,
         username=unquote(username),
-        password=unquote(own) or password,
+        password=unquote(own),
         tls=tls,
         **_options(parts.query, tls, kind),  # type: ignore[arg-type]
     )

@@ -1,35 +1,29 @@
 """An address -> clients of redis-py: one with a deadline for requests and facts, and a plain one.
 
-Protocol, TLS, sentinels and clusters are the library's. `RedisClient` adds four properties:
+Protocol, TLS, sentinels and clusters are the library's. `RedisClient` adds two properties:
 
 * One deadline bounds a call. The library's timeouts bound each wait only: a server that sends byte by byte
   would hold its caller.
 * No caller connects. A call runs in a task that may outlive its caller by CONNECT_S. The task opens the
   connection or reads the late reply, and the next call finds the connection ready.
-* Each command is followed by a PING with a number. A reply counts only if that number comes next. A proxy
-  that repeats or drops a reply can therefore not give one shopper's row to another.
-* The announced size of a reply is limited. hiredis reserves memory for an announced array at once and holds
-  the interpreter for seconds; the library's parser in Python is used instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import ssl
 import sys
-import threading
 import time
-from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 import redis.asyncio as aioredis
 import redis.cluster
-from redis._parsers import AsyncCommandsParser
+from redis._parsers import AsyncCommandsParser, _AsyncRESP2Parser
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import SentinelManagedConnection
 from redis.backoff import NoBackoff
@@ -37,7 +31,6 @@ from redis.exceptions import RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from serving.redis.address import RedisAddress
-from serving.redis.parser import BoundedParser, BoundedReplies
 
 CONNECT_S = 0.5  # for a call that opens its connection first
 MAX_CONNECTIONS = 16  # to one server; further calls wait for one
@@ -46,7 +39,6 @@ MAX_CONNECTIONS = 16  # to one server; further calls wait for one
 LATE_S, LATE_STEPS = 2e-3, 4
 
 Reply = Any  # bytes, int, None or a list of those; a few commands are parsed further by redis-py
-Result = TypeVar("Result")
 
 
 class ReplyError(Exception):
@@ -63,18 +55,17 @@ class ReplyError(Exception):
 class RedisClient:
     """A client of a server, of a cluster, or of the master that sentinels name.
 
-    Its connections belong to one event loop: the latest that awaited `ask`. Threads use that loop while it
-    runs; without one they use a loop in a thread of this client.
+    Each event loop that awaits `ask` has connections of its own. Callers that cannot await share a loop: a
+    thread of this client runs it for one call after the other.
     """
 
     def __init__(self, address: RedisAddress) -> None:
         """Take the address; nothing is connected yet."""
         self._address = address
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: _Opened | None = None
-        self._thread: _LoopThread | None = None
+        self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
         self._calls: set[asyncio.Task[Reply]] = set()
+        self._thread = ThreadPoolExecutor(1, "redis")
+        self._loop: asyncio.AbstractEventLoop | None = None  # of that thread
 
     async def ask(self, deadline: float, *command: str | bytes | int) -> Reply:
         """Send a command and return the reply; it may be sent twice.
@@ -86,12 +77,12 @@ class RedisClient:
         Raises:
             ReplyError: the server refuses the command.
             OSError: no server can be reached; a TimeoutError at the deadline.
-            ValueError: the reply is not of Redis' protocol, or announces more than the limits.
+            ValueError: the reply is not of Redis' protocol.
         """
         left_s = deadline - time.perf_counter()
         if left_s <= 0:
             raise TimeoutError("no reply in time")
-        opened = self._opened_on(asyncio.get_running_loop())
+        opened = self._opened_here()
         if opened.places.locked():
             try:
                 await asyncio.wait_for(opened.places.acquire(), left_s)
@@ -114,60 +105,45 @@ class RedisClient:
         return call.result()
 
     def ask_now(self, deadline: float, *command: str | bytes | int) -> Reply:
-        """Do as `ask` and wait for the reply; for threads without an event loop.
+        """Do as `ask` and wait for the reply; for callers that cannot await.
 
-        The time until the deadline begins when the loop begins the call: a busy loop is not a slow server.
+        The time until the deadline begins with the call: waiting for another caller's reply does not count.
         """
         left_s = deadline - time.perf_counter()
 
         async def ask() -> Reply:
             return await self.ask(time.perf_counter() + left_s, *command)
 
-        return self._run(ask(), max(left_s, 0) + CONNECT_S)
+        try:
+            asked = self._thread.submit(self._run, ask)
+        except RuntimeError:
+            raise ConnectionError("this process ends") from None
+        return asked.result()
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
-        # A call that another loop began may still be in its last step there.
-        calls = [call for call in self._calls.copy() if call.get_loop() is asyncio.get_running_loop()]
+        loop = asyncio.get_running_loop()
+        calls = [call for call in self._calls.copy() if call.get_loop() is loop]
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        opened, self._opened = self._opened, None
-        if opened is not None:
+        if opened := self._opened.pop(loop, None):
             await opened.close()
 
     def close(self) -> None:
-        """Close the connections, from a thread without an event loop; a later call opens them again."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        opened, self._opened = self._opened, None
-        if thread is not None:
-            thread.stop(opened)
-            thread.join()
-        elif loop is not None and loop.is_running() and opened is not None:
-            with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(opened.close(), loop).result(CONNECT_S)
+        """Close the connections of `ask_now`; a later call opens them again."""
+        self._thread.submit(self._end).result()
 
-    def _run(self, coroutine: Coroutine[Any, Any, Result], limit_s: float) -> Result:
-        with self._lock:
-            if self._loop is None or not self._loop.is_running():
-                self._thread = _LoopThread()
-                self._loop, self._opened = self._thread.loop, None
-            loop = self._loop
-        with contextlib.suppress(RuntimeError):
-            assert asyncio.get_running_loop() is not loop, "await the call: this thread runs the event loop"
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except RuntimeError:
-            coroutine.close()
-            raise ConnectionError("the event loop of the connections has ended") from None
-        try:
-            return future.result(limit_s)
-        except TimeoutError:
-            future.cancel()
-            raise
-        except CancelledError:  # the end of a thread that polls, if it were not an OSError
-            raise ConnectionError("another event loop has taken the connections over") from None
+    def _run(self, act: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(act())
+
+    def _end(self) -> None:
+        if self._loop is not None:
+            self._run(self.aclose)
+            self._loop.close()
+            self._loop = None
 
     async def _call(self, opened: _Opened, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
         try:
@@ -181,29 +157,29 @@ class RedisClient:
                 raise ReplyError(code) from None
             self._failed(opened)
             raise ConnectionError(str(error)) from None
-        except (RedisClusterException, IndexError, OSError) as error:  # IndexError: no node has a slot
+        # IndexError: no node has a slot. RuntimeError: uvloop's, where the server has reset the connection.
+        except (RedisClusterException, IndexError, RuntimeError, OSError) as error:
             self._failed(opened)
             raise ConnectionError(f"{type(error).__name__}: {error}") from None
-        except (redis.RedisError, ValueError, RecursionError) as error:
+        except (redis.RedisError, ValueError) as error:
             raise ValueError("the server does not speak Redis' protocol") from error
         finally:
-            if self._opened is not opened:  # it was dropped meanwhile
+            if opened.is_dropped:
                 await opened.close()
 
-    def _opened_on(self, loop: asyncio.AbstractEventLoop) -> _Opened:
-        with self._lock:
-            if self._loop is not loop:
-                if self._thread is not None:
-                    self._thread.stop(self._opened)
-                self._loop, self._thread, self._opened = loop, None, None
-            if self._opened is None:
-                self._opened = _open(self._address)
-            return self._opened
+    def _opened_here(self) -> _Opened:
+        loop = asyncio.get_running_loop()
+        if loop not in self._opened:
+            for ended in [one for one in list(self._opened) if one.is_closed()]:
+                self._opened.pop(ended, None)
+            self._opened[loop] = _open(self._address)
+        return self._opened[loop]
 
     def _failed(self, opened: _Opened) -> None:
         """Drop the client of a cluster: the library's client keeps every connection that failed to open."""
-        if isinstance(opened.client, aioredis.RedisCluster) and self._opened is opened:
-            self._opened = None
+        if isinstance(opened.client, aioredis.RedisCluster) and not opened.is_dropped:
+            opened.is_dropped = True
+            self._opened.pop(asyncio.get_running_loop(), None)
 
     def _ended(self, call: asyncio.Task[Reply]) -> None:
         self._calls.discard(call)
@@ -218,6 +194,7 @@ class _Opened:
     places: asyncio.Semaphore  # for calls; a pool of the library without a free connection raises an error
     client: Any = None
     connections: set[Any] = field(default_factory=set)  # those that are connected
+    is_dropped: bool = False  # its last calls close it
 
     async def close(self) -> None:
         """Close the connections at once: a frozen server would not answer."""
@@ -231,54 +208,25 @@ class _Opened:
         await asyncio.sleep(0)  # the transports close in the next step
 
 
-class _LoopThread(threading.Thread):
-    """A thread that runs an event loop until `stop`."""
-
-    def __init__(self) -> None:
-        super().__init__(name="redis-loop", daemon=True)
-        self.loop = asyncio.new_event_loop()
-        started = threading.Event()
-        self.loop.call_soon(started.set)
-        self.start()
-        started.wait()
-
-    def run(self) -> None:
-        """Run the loop."""
-        self.loop.run_forever()
-        self.loop.close()
-
-    def stop(self, opened: _Opened | None = None) -> None:
-        """Close a client of the loop, and end the loop."""
-
-        async def end() -> None:
-            calls = asyncio.all_tasks() - {asyncio.current_task()}
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            if opened is not None:
-                await opened.close()
-            self.loop.stop()
-
-        if not self.loop.is_closed():
-            asyncio.run_coroutine_threadsafe(end(), self.loop)
-
-
 # ------------------------------------------------------------------------------- parser and connections
 
 
-_ASKING = b"*1\r\n$6\r\nASKING\r\n"
+class _Parser(_AsyncRESP2Parser):
+    """The library's parser in Python: hiredis reserves memory for any size that a reply announces."""
+
+    _stream: Any  # a StreamReader while connected
+
+    async def can_read_destructive(self) -> bool:
+        """Report bytes that belong to no command, or the end or loss of the connection."""
+        return bool(self._buffer or self._stream._buffer or self._stream.at_eof() or self._stream.exception())
 
 
-class _Numbered(aioredis.Connection):
-    """Sends a numbered PING after each command, and accepts the reply only if that number follows."""
-
-    _is_open = False  # the server has accepted this connection
-    _is_numbered = False  # the last command
+class _Connection(aioredis.Connection):
+    """Knows its owner while it is connected, and is open once the server has answered."""
 
     def __init__(self, *, opened: _Opened, **options: Any) -> None:
         self._owner = opened
-        self._number = secrets.randbits(48)  # the replies to two connections may be swapped
-        super().__init__(parser_class=BoundedParser, driver_info=None, **options)
+        super().__init__(parser_class=_Parser, driver_info=None, **options)
 
     async def _connect(self) -> None:
         await super()._connect()
@@ -291,7 +239,6 @@ class _Numbered(aioredis.Connection):
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         """Log in, and wait until the server answers: a frozen server accepts connections too."""
-        self._is_open = False
         try:
             async with asyncio.timeout(self.socket_connect_timeout):
                 await super().on_connect_check_health(check_health)
@@ -301,51 +248,20 @@ class _Numbered(aioredis.Connection):
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError("no answer to a connection") from None
             raise
-        self._is_open = True
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Send a command, and the number of its reply."""
-        if not self.is_connected:
-            await self.connect_check_health(check_health=False)
-        # ASKING holds for the very next command.
-        self._is_numbered = self._is_open and b"".join(command) != _ASKING
-        if self._is_numbered:
-            self._number += 1
-            number = b"%d" % self._number
-            command = [*command, b"*2\r\n$4\r\nPING\r\n$%d\r\n%b\r\n" % (len(number), number)]
-        try:
-            await super().send_packed_command(command, check_health)
-        except RuntimeError as error:  # uvloop's, where the server has reset the connection
-            raise redis.ConnectionError(str(error)) from None
-
-    async def read_response(self, *args: Any, **options: Any) -> Any:
-        """Return the reply to the last command."""
-        if not self._is_numbered:
-            return await super().read_response(*args, **options)
-        try:
-            reply = await super().read_response(*args, **options)
-        except ResponseError as error:
-            reply = error
-        if await super().read_response(disable_decoding=True) != b"%d" % self._number:
-            await self.disconnect(nowait=True)
-            raise redis.ConnectionError("the server sent the reply to another command")
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply
 
 
-class _NumberedTls(_Numbered, aioredis.SSLConnection):
+class _TlsConnection(_Connection, aioredis.SSLConnection):
     async def _connect(self) -> None:
         # Certificates change while the endpoint runs. Reading them takes up to 30 ms, so not on the loop.
         self.ssl_context.context = await asyncio.to_thread(_tls_context, self.ssl_context)
         await super()._connect()
 
 
-class _NumberedMaster(_Numbered, SentinelManagedConnection):
+class _Master(_Connection, SentinelManagedConnection):
     pass
 
 
-class _NumberedMasterTls(SentinelManagedConnection, _NumberedTls):
+class _TlsMaster(SentinelManagedConnection, _TlsConnection):
     pass
 
 
@@ -385,7 +301,7 @@ def _client(address: RedisAddress, opened: _Opened) -> Any:
         return _open_cluster(address, options, opened)
     options.pop("ssl", None)
     options |= {"db": address.db, "max_connections": MAX_CONNECTIONS, "socket_keepalive": True}
-    direct = _NumberedTls if address.tls else _Numbered
+    direct = _TlsConnection if address.tls else _Connection
     if address.kind == "sentinel":
         return _open_master(address, options, direct)
     host, port = address.nodes[0]
@@ -400,7 +316,7 @@ def _open_master(address: RedisAddress, options: dict[str, Any], direct: type[ai
         aioredis.Redis(connection_pool=aioredis.ConnectionPool(direct, host=host, port=port, **entry))
         for host, port in address.nodes
     ]
-    managed = _NumberedMasterTls if address.tls else _NumberedMaster
+    managed = _TlsMaster if address.tls else _Master
     return sentinel.master_for(address.service, connection_class=managed)
 
 
@@ -409,7 +325,7 @@ def _open_cluster(address: RedisAddress, options: dict[str, Any], opened: _Opene
     client = aioredis.RedisCluster(
         startup_nodes=nodes, require_full_coverage=False, driver_info=None, socket_keepalive=True, **options
     )
-    connection_class = _NumberedTls if address.tls else _Numbered
+    connection_class = _TlsConnection if address.tls else _Connection
     # The constructor takes no class of connections.
     for settings in (client.connection_kwargs, client.nodes_manager.connection_kwargs):
         settings |= {"connection_class": connection_class, "opened": opened}
@@ -435,22 +351,8 @@ def _code(error: Exception) -> str:
 # --------------------------------------------------------------------------------------- the plain client
 
 
-class _BoundedCluster(redis.RedisCluster):
-    def on_connect(self, connection: Any) -> None:
-        """Log in to a node."""
-        connection.set_parser(BoundedReplies)
-        super().on_connect(connection)
-
-
-def _log_in(connection: Any) -> None:
-    connection.set_parser(BoundedReplies)
-    connection.on_connect()
-
-
 def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.RedisCluster:
     """Return a client with a timeout for each wait and without retries, for work outside requests.
-
-    Replies are bounded as those of `RedisClient`.
 
     Raises:
         redis.RedisClusterException: no node of the cluster answers; others connect when they are first used.
@@ -460,8 +362,7 @@ def open_client(address: RedisAddress, timeout_s: float) -> redis.Redis | redis.
     once: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(host, port) for host, port in address.nodes]
-        return _BoundedCluster(startup_nodes=nodes, **once, **options)
-    once["redis_connect_func"] = _log_in
+        return redis.RedisCluster(startup_nodes=nodes, **once, **options)
     options |= {"db": address.db} | once
     if address.kind == "sentinel":
         entry = {name: value for name, value in options.items() if name.startswith(("socket_", "ssl"))}

@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from feature_repo.atomic_files import is_part, sha256_of, write_file
 from feature_repo.ids import is_id, is_path
 from feature_repo.schema import (
     BASKET_LENGTH,
-    CATEGORICAL,
     DENSE_NAMES,
     HISTORY_LENGTH,
     LEVELS,
@@ -75,11 +74,6 @@ class RankingSettings:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # beside the default one
     new_gain: float = 1.0  # factor for the score of an item new to the shopper; strangers have none
 
-    @property
-    def every_profile(self) -> dict[str, Profile]:
-        """The profiles by name, the default one first."""
-        return {DEFAULT_PROFILE: Profile(self.quotas, self.search), **self.profiles}
-
 
 @dataclass(frozen=True)
 class Bundle:
@@ -99,9 +93,11 @@ class Bundle:
     @cached_property
     def profiles(self) -> dict[str, OpenProfile]:
         """Every profile, ready to answer."""
+        settings = self.settings
+        profiles = {DEFAULT_PROFILE: Profile(settings.quotas, settings.search), **settings.profiles}
         return {
             name: open_profile(profile, self.statistics, self.query_tower, self.index, self.removed)
-            for name, profile in self.settings.every_profile.items()
+            for name, profile in profiles.items()
         }
 
     @cached_property
@@ -171,16 +167,13 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
         BundleInvalid: a file is missing, changed, unexpected, a link, or outside the bundle.
     """
     files: dict[str, str] = manifest["files"]
+    held = [file for file in path.rglob("*") if not is_part(file)]
+    if links := [file for file in held if file.is_symlink()]:
+        raise BundleInvalid(f"{links[0]} is a link, and could change after it was checked: refuse the bundle")
     for name, expected in files.items():
-        parts = PurePosixPath(name)
         file = path / name
-        if not is_path(name) or any(
-            (path / p).is_symlink()
-            for p in (parts, *parts.parents[:-1])  # path itself may be one
-        ):
-            raise BundleInvalid(
-                f"the manifest of {path} names {name!r}, a link or a file outside the bundle: refuse it"
-            )
+        if not is_path(name):
+            raise BundleInvalid(f"the manifest of {path} names {name!r}, outside the bundle: refuse it")
         if not file.is_file():
             raise BundleInvalid(f"{file} is missing: fetch the bundle again")
         if (found := sha256_of(file)) != expected:
@@ -188,11 +181,7 @@ def verify_files(path: Path, manifest: dict[str, Any]) -> None:
                 f"{file} has SHA-256 {found[:12]}…, the manifest says {expected[:12]}…: "
                 "fetch the bundle again"
             )
-    present = {
-        f.relative_to(path).as_posix()
-        for f in path.rglob("*")
-        if (f.is_file() or f.is_symlink()) and not is_part(f)
-    }
+    present = {file.relative_to(path).as_posix() for file in held if not file.is_dir()}
     if extra := sorted(present - set(files) - {"manifest.json", *SIGNATURE_FILES}):
         raise BundleInvalid(f"{path} holds files its manifest does not know: {', '.join(extra[:5])}")
     if missing := [name for name in REQUIRED if name not in files]:
@@ -229,7 +218,9 @@ def load_bundle(path: Path) -> Bundle:
             index,
             removed,
         )
-        _check_shapes(bundle)
+        _check_index(bundle)
+        _check_statistics(bundle)
+        _check_graphs(bundle)
     except BundleInvalid:
         raise
     except Exception as error:  # readers of .npy, JSON, Faiss and ONNX raise any error, SyntaxError too
@@ -254,52 +245,11 @@ def _read_settings(given: Mapping[str, Any]) -> RankingSettings:
     return RankingSettings(Quotas(**rest.pop("quotas")), profiles=profiles, **rest)
 
 
-def _check_shapes(bundle: Bundle) -> None:
-    _check_graphs(bundle)
-    _check_index(bundle)
-    _check_statistics(bundle)
-
-
-def _check_graphs(bundle: Bundle) -> None:
-    longs, floats = "tensor(int64)", "tensor(float)"
-    for session, name, inputs, output in (
-        (
-            bundle.query_tower,
-            "query_tower.onnx",
-            {
-                "history": (longs, HISTORY_LENGTH),
-                "history_weight": (floats, HISTORY_LENGTH),
-                "basket": (longs, BASKET_LENGTH),
-            },
-            ("vector", floats, 2),
-        ),
-        (
-            bundle.ranker,
-            "ranker.onnx",
-            {"dense": (floats, len(DENSE_NAMES)), "categorical": (longs, len(CATEGORICAL))},
-            ("score", floats, 1),
-        ),
-    ):
-        given = {i.name: (i.type, *i.shape[1:]) for i in session.get_inputs()}
-        if given != inputs:
-            raise BundleInvalid(f"{name} takes inputs {given}, expected {inputs}: export it again")
-        gives = [(o.name, o.type, len(o.shape)) for o in session.get_outputs()]
-        if gives != [output]:
-            raise BundleInvalid(
-                f"{name} gives {gives}, expected {[output]} (name, type, axes): export it again"
-            )
-
-
 def _check_index(bundle: Bundle) -> None:
-    width = bundle.query_tower.get_outputs()[0].shape[-1]
-    known = bundle.statistics.known_items
-    if bundle.index.rows != known or bundle.index.dimension != width:
+    if bundle.index.rows != (known := bundle.statistics.known_items):
         raise BundleInvalid(
-            f"index.faiss holds {bundle.index.rows} vectors of dimension {bundle.index.dimension}, "
-            f"expected {known} of dimension {width}: build the index again"
+            f"index.faiss holds {bundle.index.rows} vectors, expected {known}: build the index again"
         )
-    if not bundle.index.is_inner_product:
-        raise BundleInvalid("index.faiss measures distance, expected inner product: build the index again")
     for name, profile in bundle.profiles.items():
         try:
             profile.tower.check()
@@ -322,23 +272,29 @@ def _check_statistics(bundle: Bundle) -> None:
     for name in ("basket_count", "together_count", "total_baskets"):
         if not np.isfinite(np.sum(getattr(statistics, name), dtype=np.float64)):
             raise BundleInvalid(f"statistics/{name}.npy holds a number that is not finite: fit it again")
-    _check_reach(bundle)
 
 
-def _check_reach(bundle: Bundle) -> None:
-    """Let both graphs look up the last code of each table of theirs: one that is too short says so now."""
+def _check_graphs(bundle: Bundle) -> None:
+    """Let both graphs look up the last code of each table of theirs: one that does not fit says so now."""
     last = [size - 1 for size in bundle.cardinality]
     history, basket = (np.full((1, n), last[0], np.int64) for n in (HISTORY_LENGTH, BASKET_LENGTH))
     weight = np.ones((1, HISTORY_LENGTH), np.float32)
-    dense = np.zeros((1, len(DENSE_NAMES)), np.float32)
+    dense, categorical = np.zeros((1, len(DENSE_NAMES)), np.float32), np.array([last], np.int64)
     try:
-        bundle.query_tower.run(["vector"], {"history": history, "history_weight": weight, "basket": basket})
-        bundle.ranker.run(["score"], {"dense": dense, "categorical": np.array([last], np.int64)})
+        inputs = {"history": history, "history_weight": weight, "basket": basket}
+        vectors = bundle.query_tower.run(["vector"], inputs)[0]
+        scores = bundle.ranker.run(["score"], {"dense": dense, "categorical": categorical})[0]
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(
-            f"a graph cannot look up all that the item table holds ({str(error)[:200]}): "
+            f"a graph does not take all features, or all that the item table holds ({str(error)[:200]}): "
             "assemble the bundle again"
         ) from error
+    found = [(array.dtype.name, array.shape) for array in (vectors, scores)]
+    expected = [("float32", (1, bundle.index.dimension)), ("float32", (1,))]
+    if found != expected:
+        raise BundleInvalid(
+            f"the graphs give a vector and a score of {found}, expected {expected}: export them again"
+        )
 
 
 def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:

@@ -76,11 +76,6 @@ def write_golden(bundle: Path, records: Iterable[GoldenRequest]) -> None:
 def verify_answers(bundle: Path, bundle_id: str, answer: Callable[[GoldenRequest], Scores]) -> int:
     """Ask the golden requests and compare; return their number.
 
-    Args:
-        bundle: its directory.
-        bundle_id: its id, for the message.
-        answer: asks the bundle one of them.
-
     Raises:
         BundleInvalid: naming the request, the answer and the expected one; or they can't be read or asked.
     """

@@ -59,10 +59,7 @@ class _Trust:
 def check_signed(bundle: Path, trusted: Path, after: Path | None = None) -> Signed:
     """Return who signed a bundle and when.
 
-    Args:
-        bundle: the folder, with its two signatures.
-        trusted: the folder of public keys.
-        after: the bundle that answers now: one that was signed earlier must not follow it.
+    A bundle that was signed before `after`, which answers now, must not follow it.
 
     Raises:
         SignatureInvalid: naming the fault and how to mend it.

@@ -40,14 +40,7 @@ class Updates:
         take: Take,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the home, the id of the bundle that answers now, and who takes another one.
-
-        Args:
-            home: whose `champion.json` is followed.
-            serving: id of the bundle that answers.
-            take: see `Take`.
-            clock: seconds, for the time until a refused bundle is tried again.
-        """
+        """Take the home, the id of the bundle that answers, the taker of another, and a clock in seconds."""
         self.serving = serving
         self._home, self._take, self._clock = home, take, clock
         self._refused: Champion | None = None

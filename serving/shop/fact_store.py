@@ -35,14 +35,14 @@ GONE_S = 86_400.0  # a partition without a beat for so long has no stream any mo
 
 
 class FactStore(Protocol):
-    """A store that sources of facts write and the endpoint reads."""
+    """A store that sources of facts write and the endpoint reads.
+
+    Each method raises FactsUnavailable if the store is broken or did not answer in time; writing or removing
+    again does no harm.
+    """
 
     def write(self, facts: Sequence[Fact]) -> int:
-        """Keep the facts that win against the stored ones; return the number of changes.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time; writing again does no harm.
-        """
+        """Keep the facts that win against the stored ones; return the number of changes."""
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, 0 for all, and the sequence of the last.
@@ -50,38 +50,19 @@ class FactStore(Protocol):
         Call it again with that sequence until the sequence stays the same. An invalid stored fact is left
         out, so a page may be short, or empty, while more follow. The sequence is 0 if the store has no fact
         from `sequence` on: it was lost, or that fact was removed.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
         """
 
     def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Return the facts that are for one user alone."""
 
     def remove(self, facts: Sequence[Fact]) -> None:
-        """Delete facts without a trace; readers keep the facts they have read, so withdraw them first.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time; removing again does no harm.
-        """
+        """Delete facts without a trace; readers keep the facts they have read, so withdraw them first."""
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
-        """Note until when all facts in these partitions of the topic are stored, seconds since the epoch.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Note until when all facts in these partitions of the topic are stored, seconds since the epoch."""
 
     def beats(self) -> dict[int, float]:
-        """Return each partition that had a beat, and until when its facts are stored.
-
-        Raises:
-            FactsUnavailable: the store is broken or did not answer in time.
-        """
+        """Return each partition that had a beat, and until when its facts are stored."""
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -97,14 +78,15 @@ class SqliteFactStore:
         self._path = path
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._opened = (0, 0)  # device and inode
+        self._opened: tuple[int, int] | None = None  # device and inode
 
     def write(self, facts: Sequence[Fact]) -> int:
         """Keep the facts that win against the stored ones; on an error, none is written."""
         rows = Facts(facts).ranked()
         with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
-            with self._transaction(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_TABLE)
                 connection.execute(_INDEX)
                 (last,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM facts").fetchone()
@@ -120,12 +102,7 @@ class SqliteFactStore:
 
     def of_user(self, user_id: str) -> list[Fact]:
         """Return the facts that are for one user alone."""
-        with self._as_unavailable(), self._lock:
-            if not self._path.exists():
-                return []
-            connection = self._current(make=True)
-            connection.execute(_TABLE)
-            rows = connection.execute("SELECT key, ranked FROM facts").fetchall()
+        rows = self._read("SELECT key, ranked FROM facts")
         return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
 
     def remove(self, facts: Sequence[Fact]) -> None:
@@ -144,7 +121,8 @@ class SqliteFactStore:
         """Note until when all facts in these partitions of the topic are stored."""
         with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
-            with self._transaction(connection):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_BEATS)
                 connection.executemany(_BEAT, [(partition, at) for partition in partitions])
 
@@ -166,7 +144,7 @@ class SqliteFactStore:
     def _current(self, make: bool) -> sqlite3.Connection:
         if make:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._connection is not None and not self._is_opened():
+        if self._opened != self._inode():
             self._close()
         if self._connection is None:
             mode = "rwc" if make else "rw"
@@ -177,29 +155,17 @@ class SqliteFactStore:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            stat = os.stat(self._path)
-            self._opened = (stat.st_dev, stat.st_ino)
+            self._opened = self._inode()
         if make:
             # Readers go on while a writer writes.
             self._connection.execute("PRAGMA journal_mode=WAL")
         return self._connection
 
-    def _is_opened(self) -> bool:
-        try:
+    def _inode(self) -> tuple[int, int] | None:
+        with contextlib.suppress(FileNotFoundError):
             stat = os.stat(self._path)
-        except FileNotFoundError:
-            return False
-        return self._opened == (stat.st_dev, stat.st_ino)
-
-    @contextlib.contextmanager
-    def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
+            return stat.st_dev, stat.st_ino
+        return None
 
     @contextlib.contextmanager
     def _as_unavailable(self) -> Iterator[None]:

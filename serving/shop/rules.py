@@ -27,7 +27,7 @@ from serving.shop.rules_file import Rule, RuleProblem, read_rules
 from serving.shop.watched_file import WatchedFile
 from serving.stages.reranking import ANY, NEW, NOVEL, PINNED, REPEAT, RESERVED
 
-MAX_PLANS = 256  # kept; a file with more sets of stores makes some plans again
+MAX_PLANS = 256  # kept; a file with more sets of stores makes plans again
 _NOWHERE: frozenset[int] = frozenset()  # the rules that name a store, for a store that no rule names
 _NOTHING = np.empty(0, np.int64)
 _MOST_LOGGED = 10  # problems of one file in the log
@@ -47,10 +47,7 @@ class Minimum:
 
     def of(self, codes: np.ndarray) -> np.ndarray:
         """Return the minimum of each item, (n,) float64; -inf where there is no minimum."""
-        if not len(self.codes):
-            return np.full(len(codes), self.number)
-        place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
-        return np.where(self.codes[place] == codes, self.numbers[place], self.number)
+        return _value_at(self.codes, self.numbers, codes, self.number)
 
     def because(self, code: int) -> str:
         """Return the name of the rule with an item's strictest minimum."""
@@ -81,10 +78,7 @@ class Plan:
 
     def weigh(self, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Return values times the factors of their items, float64."""
-        if not len(self.weighed):
-            return values
-        place = np.minimum(np.searchsorted(self.weighed, codes), len(self.weighed) - 1)
-        return np.where(self.weighed[place] == codes, values * self.factors[place], values)
+        return values * _value_at(self.weighed, self.factors, codes, 1.0) if len(self.weighed) else values
 
     def banned_because(self, code: int) -> str:
         """Return the name of the rule that bans an item, "" if none does."""
@@ -120,6 +114,14 @@ class Plan:
 
 
 NO_PLAN = Plan()
+
+
+def _value_at(known: np.ndarray, values: np.ndarray, codes: np.ndarray, default: float) -> np.ndarray:
+    """Return the value of each code, (n,) float64; the default for those that are not known."""
+    if not len(known):
+        return np.full(len(codes), default)
+    place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    return np.where(known[place] == codes, values[place], default)
 
 
 def _name_at(codes: np.ndarray, names: tuple[str, ...], code: int) -> str:
@@ -170,9 +172,8 @@ class Rules:
         key = (named, bisect_right(self._dates, at))
         if (plan := self._plans.get(key)) is None:
             plan = self._make(at, named)
-            while len(self._plans) >= MAX_PLANS:
-                # The oldest goes first; another thread may have removed it already.
-                self._plans.pop(next(iter([*self._plans])), None)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
             self._plans[key] = plan
         return plan
 
@@ -326,7 +327,9 @@ class Catalogue:
             chosen = codes if chosen is None else np.intersect1d(chosen, codes)
             if missing:
                 text = _unknown(len(values), selector, missing)
-                hint = (hints and self._meant(selector, missing[0])) or "check the spelling"
+                hint = "check the spelling"
+                if hints and selector != "items":
+                    hint = did_you_mean(missing[0].casefold(), self._columns[selector][0]) or hint
                 problems.append(RuleProblem(rule.line, f"{text}; passed over, {hint}", False))
         if chosen is not None and not len(chosen) and not problems:
             problems.append(RuleProblem(rule.line, "no item is chosen by all of its selectors", False))
@@ -345,12 +348,6 @@ class Catalogue:
         missing = [value for value in values if value.casefold() not in names]
         wanted = [code for value in values for code in names.get(value.casefold(), ())]
         return np.flatnonzero(np.isin(column, wanted)), missing
-
-    def _meant(self, selector: str, value: str) -> str:
-        """Return the name that was probably meant; nothing for an item's id."""
-        if selector == "items":
-            return ""
-        return did_you_mean(value.casefold(), self._columns[selector][0])
 
     @cached_property
     def _columns(self) -> dict[str, tuple[dict[str, list[int]], np.ndarray]]:

@@ -48,7 +48,7 @@ _DEEPEST = 4  # sections, rules, keys, lists
 _SHOWN = 5  # problems in one message
 _COMMA = re.compile(r"-?\d+,\d+")
 # Parsing in C is ten times as fast; PyYAML without libyaml lacks it.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 class RuleProblem(NamedTuple):
@@ -169,10 +169,18 @@ def _read_yaml(text: str) -> Node | None:
     Raises:
         RulesInvalid: it is no YAML, or it uses YAML that rules files do not support.
     """
-    tree = _Tree()
+    depth = 0
     try:
         for event in yaml.parse(text, Loader=_LOADER):
-            tree.take(event)
+            line = event.start_mark.line + 1
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:  # composing would end the process
+                _refuse(line, "nested too deep: sections hold rules, rules hold words and lists of words")
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                _refuse(line, "names (&) and references to them (*) are not read: write it out")
+            if tag := getattr(event, "tag", None):
+                _refuse(line, f"tags ({tag}) are not read: leave it out")
+        root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         _refuse(
@@ -181,71 +189,26 @@ def _read_yaml(text: str) -> Node | None:
     except yaml.YAMLError as error:  # a character that YAML forbids
         position = getattr(error, "position", 0)
         _refuse(text.count("\n", 0, position) + 1, "a character that YAML does not know: remove it")
-    return tree.root
+    return None if root is None else _node(root)
 
 
-class _Tree:
-    """The nodes of a text, built from the events of YAML's parser."""
-
-    def __init__(self) -> None:
-        self.root: Node | None = None
-        self._open: list[Node] = []
-        # For each open node, the key of its next value, and the key's line.
-        self._keys: list[tuple[str, int] | None] = []
-
-    def take(self, event: yaml.Event) -> None:
-        """Add an event.
-
-        Raises:
-            RulesInvalid: rules files do not support it.
-        """
-        kind, line = type(event), event.start_mark.line + 1
-        if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
-            self._open.pop()
-            self._keys.pop()
-            return
-        if kind is yaml.DocumentStartEvent and self.root is not None:
-            _refuse(line, "a second document (---): one file, one document")
-        if kind is yaml.AliasEvent or getattr(event, "anchor", None):
-            _refuse(line, "names (&) and references to them (*) are not read: write it out")
-        if kind in (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent):
-            if event.tag:
-                _refuse(line, f"tags ({event.tag}) are not read: leave it out")
-            self._add(_node(event, line), kind is not yaml.ScalarEvent)
-
-    def _add(self, node: Node, opens: bool) -> None:
-        if not self._open:
-            self.root = node
-        elif isinstance(values := self._open[-1].value, list):
-            values.append(node)
-        elif self._keys[-1] is None:
-            self._name(node)
-            return
-        else:
-            assert isinstance(values, dict)
-            name, node.key_line = self._keys[-1]
-            values[name], self._keys[-1] = node, None
-        if not opens:
-            return
-        if len(self._open) == _DEEPEST:
-            _refuse(node.line, "nested too deep: sections hold rules, rules hold words and lists of words")
-        self._open.append(node)
-        self._keys.append(None)
-
-    def _name(self, node: Node) -> None:
-        """Take a node as the key of the next one."""
-        if not isinstance(node.value, str):
-            _refuse(node.line, "a list or mapping as a key: expected a word and a colon")
-        if node.value in self._open[-1].value:
-            _refuse(node.line, f"{node.value!r} stands here twice: put both into one")
-        self._keys[-1] = (str(node.value), node.line)
-
-
-def _node(event: Any, line: int) -> Node:
-    if isinstance(event, yaml.ScalarEvent):
-        is_null = event.implicit[0] and event.value.lower() in ("~", "null")
-        return Node(line, "" if is_null else event.value)
-    return Node(line, {} if isinstance(event, yaml.MappingStartEvent) else [])
+def _node(node: Any) -> Node:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.ScalarNode):
+        is_null = not node.style and node.value.lower() in ("~", "null")
+        return Node(line, "" if is_null else node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return Node(line, [_node(one) for one in node.value])
+    values: dict[str, Node] = {}
+    for key, value in node.value:
+        at = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            _refuse(at, "a list or mapping as a key: expected a word and a colon")
+        if key.value in values:
+            _refuse(at, f"{key.value!r} stands here twice: put both into one")
+        values[key.value] = _node(value)
+        values[key.value].key_line = at
+    return Node(line, values)
 
 
 def _refuse(line: int, text: str) -> NoReturn:
@@ -313,7 +276,8 @@ def _read_values(section: str, nodes: dict[str, Node]) -> tuple[dict[str, Any], 
 
 def _missing_keys(section: str, keys: Set[str]) -> list[str]:
     """Return the keys that a rule of a section needs and lacks, as words of a message."""
-    missing = [key for key in ("name", *_NEEDED.get(section, ())) if key not in keys]
+    needed = [key for key in ("name", *SECTIONS[section]) if key not in (*SELECTORS, "repeat", "new")]
+    missing = [key for key in needed if key not in keys]
     if section in ("boost", "bury", "ban") and not keys & set(SELECTORS):
         missing.append(f"one of {', '.join(SELECTORS)}")
     if section == "slots" and not keys & {"repeat", "new"}:
@@ -321,13 +285,6 @@ def _missing_keys(section: str, keys: Set[str]) -> list[str]:
     return missing
 
 
-_NEEDED = {
-    "pin": ("item", "slot"),
-    "boost": ("factor",),
-    "bury": ("factor",),
-    "minimum_stock": ("units",),
-    "minimum_margin": ("share",),
-}
 _EXAMPLES = {
     "pin": "item: 1041453, slot: 1",
     "boost": "factor: 1.5, own_brand: true",
@@ -482,8 +439,7 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
         for rule in held:
             for store in rule.stores:
                 local.setdefault(store, []).append(rule)
-        # Stores that the same rules name are looked at once.
-        for named in {tuple(map(id, named)): named for named in local.values()}.values():
+        for named in local.values():
             together = sorted([*everywhere, *named], key=lambda rule: rule.starts)
             last: Rule | None = None
             for rule in together:

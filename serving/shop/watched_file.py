@@ -22,13 +22,7 @@ class WatchedFile(Generic[Content]):
     """
 
     def __init__(self, file: Path, read: Callable[[Path], Content], nothing: Content) -> None:
-        """Watch a file.
-
-        Args:
-            file: its path.
-            read: returns its content; raises ValueError with the fault and the way to mend it.
-            nothing: the content of a missing file.
-        """
+        """Watch a file that `read` reads or refuses by a ValueError; a missing one holds `nothing`."""
         self.broken = ""  # the fault of the latest attempt to read it
         self.settled = False  # the last two looks found the same state
         self._file, self._read, self._nothing = file, read, nothing

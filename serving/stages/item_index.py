@@ -65,23 +65,26 @@ class ItemIndex:
             removed: (r,) codes of items, the added ones too, that no search returns.
 
         Raises:
-            ValueError: its type cannot be searched by this class, or the items do not fit to it.
+            ValueError: its type cannot be searched by this class, or the vectors do not fit to it.
         """
         self._main = main
         self._own = _own_parameters(main)
+        if main.metric_type != faiss.METRIC_INNER_PRODUCT:  # for which the two towers were trained
+            raise ValueError("the index measures distance, expected inner product: build the index again")
         codes, vectors = _NOTHING, np.empty((0, self.dimension), np.float32)
         if added is not None:
             codes, vectors = np.asarray(added[0], np.int64), np.asarray(added[1], np.float32)
-            self._check_added(codes, vectors)
+            if vectors.shape != (len(codes), self.dimension) or not np.isfinite(vectors).all():
+                expected = f"{len(codes)} of {self.dimension} finite numbers"
+                raise ValueError(f"vectors of shape {vectors.shape}: expected {expected}")
         removed = np.asarray(removed, np.int64)
-        self._check_removed(removed, codes)
         stays = ~np.isin(codes, removed)
         self._codes, self._vectors = codes[stays], vectors[stays]  # the items beside the main index
         hidden = np.concatenate([codes, removed])
         self._hidden = hidden[hidden < self.rows]  # rows of the main index that no search returns
         # A selector of millions of items takes long to make: one for each search.
         self._selections: dict[Search, _Selection] = {}
-        self._twin = _gpu_twin(main)
+        self._twin = _gpu_twin(main)  # its resources must live as long
         self._one_at_a_time = threading.Lock()  # on the GPU: its scratch memory is shared
 
     @property
@@ -93,11 +96,6 @@ class ItemIndex:
     def dimension(self) -> int:
         """The number of columns of a vector."""
         return int(self._main.d)
-
-    @property
-    def is_inner_product(self) -> bool:
-        """Whether the main index uses the measure that the two towers were trained for."""
-        return bool(self._main.metric_type == faiss.METRIC_INNER_PRODUCT)
 
     def search(self, vectors: np.ndarray, k: int, search: Search = PLAIN) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best items of each query.
@@ -124,22 +122,6 @@ class ItemIndex:
         if not len(self._codes):
             return scores, codes
         return self._with_others(scores, codes, vectors, search.allowed)
-
-    def _check_added(self, codes: np.ndarray, vectors: np.ndarray) -> None:
-        if vectors.shape != (len(codes), self.dimension) or len(np.unique(codes)) < len(codes):
-            raise ValueError(
-                f"{len(codes)} codes, {len(np.unique(codes))} of them distinct, came with vectors of shape "
-                f"{vectors.shape}: expected one vector of {self.dimension} numbers for each distinct code"
-            )
-        if (len(codes) and codes.min() < 0) or not np.isfinite(vectors).all():
-            raise ValueError("a code below 0 or a vector that is not finite: expected neither")
-
-    def _check_removed(self, codes: np.ndarray, added: np.ndarray) -> None:
-        exists = np.isin(codes, added) | ((codes >= 0) & (codes < self.rows))
-        if not exists.all():
-            raise ValueError(
-                f"code {codes[~exists][0]} is no item of this index: expected 0 to {self.rows - 1}"
-            )
 
     def _select(self, search: Search) -> _Selection:
         if unknown := set(search.parameters) - set(self._own):
@@ -193,7 +175,7 @@ class ItemIndex:
     def _search_twin(self, vectors: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
         assert self._twin is not None
         with self._one_at_a_time:
-            scores, codes = self._twin.index.search(vectors, k, params=params)
+            scores, codes = self._twin[0].search(vectors, k, params=params)
         return scores, codes
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
@@ -207,14 +189,9 @@ def read_item_index(
 ) -> ItemIndex:
     """Return the index of a file, mapped into memory: processes that read the same file share its pages.
 
-    Args:
-        file: the main index.
-        added: codes and vectors of items beside it.
-        removed: codes of items that no search returns.
-
     Raises:
         RuntimeError: the file is no index, or claims more than it holds.
-        ValueError: its type cannot be searched here, or the items do not fit to it.
+        ValueError: as `ItemIndex`.
     """
     faiss.omp_set_num_threads(1)  # a second thread costs more to wake than a search takes
     read_faiss(file)  # reports a truncated file; the reader below would crash
@@ -306,19 +283,11 @@ def _inverted(index: Any) -> Any:
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-@dataclass(frozen=True)
-class _Twin:
-    """The same index on a GPU; its resources must live as long."""
-
-    index: Any
-    resources: Any
-
-
-def _gpu_twin(index: Any) -> _Twin | None:
-    """Return a copy on the GPU; None without a GPU, or if GPU Faiss lacks the type."""
+def _gpu_twin(index: Any) -> tuple[Any, Any] | None:
+    """Return a copy on the GPU and its resources; None without a GPU, or if GPU Faiss lacks the type."""
     on_gpu = (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
     # CPU builds of Faiss have the function as well; it returns 0.
     if not isinstance(index, on_gpu) or faiss.get_num_gpus() == 0:
         return None
     resources = faiss.StandardGpuResources()
-    return _Twin(faiss.index_cpu_to_gpu(resources, 0, index), resources)
+    return faiss.index_cpu_to_gpu(resources, 0, index), resources

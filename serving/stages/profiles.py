@@ -76,12 +76,7 @@ def open_profile(
 ) -> OpenProfile:
     """Return a profile ready to answer with a bundle's tables, its query tower and its index.
 
-    Args:
-        profile: the bundle's.
-        statistics: the item table.
-        query_tower: an onnxruntime session.
-        index: without the removed items.
-        removed: their codes, (r,) int64; the other sources leave them out, too.
+    The index is without the `removed` items, (r,) int64 codes; the other sources leave them out, too.
     """
     allowed = None if profile.items is None else profile.items.allowed(statistics)
     barred = removed if allowed is None else np.union1d(removed, np.flatnonzero(~allowed))

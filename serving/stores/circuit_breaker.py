@@ -26,13 +26,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, dependency: str, probe: Callable[[], bool], *, probe_s: float = PROBE_S) -> None:
-        """Watch a dependency.
-
-        Args:
-            dependency: its name, a label of the metrics.
-            probe: calls the dependency once and returns whether it works.
-            probe_s: seconds between two probes, after the first few.
-        """
+        """Watch a dependency; `probe` calls it once and returns whether it works."""
         self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
         self._gauge = BREAKER_OPEN.labels(dependency)
         self._lock = threading.Lock()

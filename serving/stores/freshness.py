@@ -8,7 +8,6 @@ attribute.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 
@@ -18,22 +17,7 @@ from serving.metrics import FEATURES_AGE
 from serving.stores.online_features import OnlineStore
 
 POLL_S = 1.0
-APART_S = 5.0  # between the heartbeat's own time and its newest partition's
 _log = logging.getLogger(__name__)
-
-
-def beat_at(written_at: float, until: dict[int, float], now: float) -> float:
-    """Return until when the rows are complete: the time of the partition that is furthest behind.
-
-    Args:
-        written_at: the heartbeat's own time; that of a stream of an older version, which writes no other.
-        until: the times of the partitions.
-        now: a time of the heartbeat that lies ahead is spoilt.
-    """
-    newest = max(until.values(), default=-math.inf)
-    if newest + APART_S < written_at <= now + APART_S or not until:
-        return written_at
-    return min(until.values())
 
 
 class Freshness:
@@ -44,12 +28,7 @@ class Freshness:
     """
 
     def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
-        """Look once, then every second until `close`; without a store nothing is ever stale.
-
-        Args:
-            store: gets the heartbeat.
-            stale_after_s: of silence.
-        """
+        """Look once, then every second until `close`; without a store nothing is ever stale."""
         self._store, self._stale_after_s = store, stale_after_s
         self._beat_at: float | None = None
         self.reason: str | None = None
@@ -80,7 +59,8 @@ class Freshness:
             row = partitions = None  # requests report the failure themselves; the last heartbeat keeps ageing
         if row is not None:
             until = {} if partitions is None else unpack_times(partitions.history)
-            self._beat_at = beat_at(row.written_at, until, time.time())
+            # The rows are complete until the time of the partition that is furthest behind.
+            self._beat_at = min(until.values(), default=row.written_at)
         if self._beat_at is None:
             return
         age_s = time.time() - self._beat_at

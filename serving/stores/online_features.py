@@ -21,11 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.wrappers_pb2 import BytesValue
+
 from feature_repo.aggregates import check_owner
 from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.metrics import STORE_READS
-from serving.redis.address import RedisAddress, is_redis_url, parse_redis_url
+from serving.redis.address import is_redis_url, parse_redis_url
 from serving.redis.client import CONNECT_S, RedisClient, Reply, ReplyError
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
@@ -39,7 +43,6 @@ _STRING = 2  # Feast's ValueType.STRING
 _KEY_HEAD = b"".join(
     (struct.pack("<III", 1, _STRING, len(JOIN_KEY)), JOIN_KEY.encode(), struct.pack("<I", _STRING))
 )
-_BYTES_TAG = 0x0A  # ValueProto field 1, length-delimited
 HISTORY_FIELD = bytes.fromhex("0601f0f8")  # murmur3 of "user_history:history", little endian
 WRITTEN_FIELD = f"_ts:{VIEW}".encode()
 
@@ -127,12 +130,9 @@ class SqliteStore(LocalStore):
     A run replaces the whole file. The reader notices the new inode and opens the new file.
     """
 
-    def __init__(self, path: Path, *, project: str = PROJECT, timeout_ms: float = TIMEOUT_MS) -> None:
+    def __init__(self, path: Path, timeout_ms: float = TIMEOUT_MS) -> None:
         self._path = path
         self._timeout_s = timeout_ms / 1_000
-        self._query = (
-            f'SELECT value, event_ts FROM "{project}_{VIEW}" WHERE entity_key = ? AND feature_name = ?'
-        )
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._opened = (0, 0)  # device and inode
@@ -148,7 +148,7 @@ class SqliteStore(LocalStore):
         if not self._lock.acquire(timeout=patience_s):
             raise FeaturesUnavailable(f"online store {self._path} is busy")
         try:
-            found = self._current().execute(self._query, (entity_key(user_id), HISTORY)).fetchone()
+            found = self._current().execute(_QUERY, (entity_key(user_id), HISTORY)).fetchone()
         except (OSError, sqlite3.Error) as error:
             self._close()
             raise FeaturesUnavailable(f"online store {self._path} cannot be read: {error}") from error
@@ -183,6 +183,9 @@ class SqliteStore(LocalStore):
             self._close()
 
 
+_QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{VIEW}" WHERE entity_key = ? AND feature_name = ?'
+
+
 class RedisStore:
     """Feast's Redis online store: in a server, in a cluster, or in the master that sentinels name.
 
@@ -191,44 +194,29 @@ class RedisStore:
     its request has left, even if the server hangs. Meanwhile the loop that awaits `fetch` runs other tasks.
     """
 
-    def __init__(
-        self, url: str | RedisAddress, timeout_ms: float = TIMEOUT_MS, *, project: str = PROJECT
-    ) -> None:
+    def __init__(self, url: str, timeout_ms: float = TIMEOUT_MS) -> None:
         """Take the address; nothing is connected yet.
 
         Raises:
             ValueError: it is no Redis URL.
         """
-        self._address = address = parse_redis_url(url) if isinstance(url, str) else url
-        self._project = project.encode()
+        self._address = parse_redis_url(url)
         self._timeout_s = timeout_ms / 1e3
         self._warm: set[int] = set()  # ids of event loops, and _THREADS
-        self._client = RedisClient(address)
+        self._client = RedisClient(self._address)
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know.
-
-        Raises:
-            RowInvalid: the stored value does not have Feast's layout, or is another user's row.
-            FeaturesLate: the deadline came before FAIR of the timeout.
-            FeaturesUnavailable: Redis cannot be reached, is late, or refuses our login.
-        """
-        patience_s, given_s = self._times(deadline, id(asyncio.get_running_loop()))
-        command = self._command(user_id)
-        try:
-            reply = await self._client.ask(time.perf_counter() + given_s, *command)
-        except (ReplyError, OSError, ValueError) as error:
-            raise self._failure(error, given_s, patience_s) from error
+        """Return the user's row, or None for a user the store does not know."""
+        command = _command(user_id)
+        with self._in_time(deadline, id(asyncio.get_running_loop())) as until:
+            reply = await self._client.ask(until, *command)
         return _reply_row(user_id, reply)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
-        patience_s, given_s = self._times(deadline, _THREADS)
-        command = self._command(user_id)
-        try:
-            reply = self._client.ask_now(time.perf_counter() + given_s, *command)
-        except (ReplyError, OSError, ValueError) as error:
-            raise self._failure(error, given_s, patience_s) from error
+        command = _command(user_id)
+        with self._in_time(deadline, _THREADS) as until:
+            reply = self._client.ask_now(until, *command)
         return _reply_row(user_id, reply)
 
     async def aclose(self) -> None:
@@ -241,30 +229,28 @@ class RedisStore:
         self._client.close()
         self._warm.clear()
 
-    def _times(self, deadline: float, reader: int) -> tuple[float, float]:
-        """Return the seconds that any read may take, and the seconds that this one may take."""
+    @contextlib.contextmanager
+    def _in_time(self, deadline: float, reader: int) -> Iterator[float]:
+        """Yield the deadline of one read, and say what its failure means."""
         patience_s = self._timeout_s if reader in self._warm else CONNECT_S
         given_s = min(patience_s, deadline - time.perf_counter())
         if given_s <= 0:
             raise FeaturesLate("no time is left to read the online store")
         self._warm.add(reader)
-        return patience_s, given_s
-
-    def _command(self, user_id: str) -> tuple[str, bytes, bytes, bytes]:
-        return "HMGET", entity_key(user_id) + self._project, HISTORY_FIELD, WRITTEN_FIELD
-
-    def _failure(self, error: Exception, given_s: float, patience_s: float) -> Exception:
-        """Return the error of a read that got no reply."""
-        if isinstance(error, TimeoutError):
+        try:
+            yield time.perf_counter() + given_s
+        except TimeoutError as error:
             if given_s < FAIR * patience_s:
-                return FeaturesLate("the online store did not answer in the little time left")
-            reason = f"no answer in {given_s * 1e3:g} ms"
-        elif isinstance(error, ReplyError):
+                raise FeaturesLate("the online store did not answer in the little time left") from error
+            raise self._failure(f"no answer in {given_s * 1e3:g} ms") from error
+        except ReplyError as error:
             if error.code == "WRONGTYPE":
-                return RowInvalid("the online store holds no hash under a user's key")
-            reason = f"it answers {error.code}"
-        else:
-            reason = f"{type(error).__name__}: {error}"
+                raise RowInvalid("the online store holds no hash under a user's key") from error
+            raise self._failure(f"it answers {error.code}") from error
+        except (OSError, ValueError) as error:
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+
+    def _failure(self, reason: str) -> FeaturesUnavailable:
         return FeaturesUnavailable(f"online store in Redis at {self._address}: {reason}")
 
 
@@ -279,19 +265,8 @@ class GuardedStore:
         self._store = store
         self._breaker = CircuitBreaker("online_store", self._probe, probe_s=probe_s)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether reads fail without asking the store."""
-        return self._breaker.is_open
-
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know.
-
-        Raises:
-            RowInvalid: the user's row is invalid.
-            FeaturesLate: the deadline left less time than the store may take.
-            FeaturesUnavailable: this read failed, or the breaker is open after earlier failures.
-        """
+        """Return the user's row, or None for a user the store does not know."""
         with self._counted():
             row = await self._store.fetch(user_id, deadline)
         return self._answered(user_id, row)
@@ -396,38 +371,25 @@ def entity_key(user_id: str) -> bytes:
 
 
 def bytes_value(proto: bytes) -> bytes:
-    """Return the bytes in a serialised ValueProto that holds bytes and nothing else."""
-    if not proto or proto[0] != _BYTES_TAG:
-        raise ValueError("the stored value is not a Feast bytes value")
-    length, start = _varint(proto, 1)
-    if start + length != len(proto):
-        raise ValueError(f"the stored value announces {length} bytes and has {len(proto) - start}")
-    return proto[start:]
+    """Return the bytes in a serialised ValueProto of Feast; raises ValueError if it is no message."""
+    try:
+        # The same field has the same number in both messages.
+        return BytesValue.FromString(proto).value
+    except DecodeError as error:
+        raise ValueError("the stored value is not a Feast bytes value") from error
 
 
 def timestamp(proto: bytes) -> float:
     """Return the seconds since the epoch in a serialised protobuf Timestamp."""
-    values = {0x08: 0, 0x10: 0}  # field 1 seconds, field 2 nanoseconds
-    at = 0
-    while at < len(proto):
-        tag = proto[at]
-        if tag not in values:
-            raise ValueError("the stored time is not a protobuf Timestamp")
-        values[tag], at = _varint(proto, at + 1)
-    return values[0x08] + values[0x10] / 1e9
+    try:
+        at = Timestamp.FromString(proto)
+    except DecodeError as error:
+        raise ValueError("the stored time is not a protobuf Timestamp") from error
+    return at.seconds + at.nanos / 1e9
 
 
-def _varint(proto: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at` and the position behind it."""
-    value = shift = 0
-    while True:
-        if at >= len(proto) or shift > 63:
-            raise ValueError("a number in the stored value is cut short")
-        byte = proto[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+def _command(user_id: str) -> tuple[str, bytes, bytes, bytes]:
+    return "HMGET", entity_key(user_id) + PROJECT.encode(), HISTORY_FIELD, WRITTEN_FIELD
 
 
 def _row(user_id: str, value: bytes, written_at: float) -> UserRow:

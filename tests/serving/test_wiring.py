@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from components.release.signing import sign
 from serving.answer.recommender import open_bundle
 from serving.checkout.checkout import Checkout, rank_here
-from serving.errors import BundleInvalid, RulesUnread
+from serving.errors import BundleInvalid, FactsUnavailable, RulesUnread
 from serving.release.champion import Champion
 from serving.release.signatures import SignatureInvalid
 from serving.schemas import Request
@@ -172,6 +172,23 @@ def test_an_endpoint_with_trusted_keys_takes_signed_bundles_alone(toy_bundle: Pa
     with pytest.raises(SignatureInvalid, match="2026-11-01T00:00:00Z, before"):
         swap(Champion(recommender.bundle.bundle_id, "1", "m", "older", "", ""))
     assert checkout.recommender is recommender
+
+
+def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
+    toy_bundle: Path, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path)
+    settings.rules_path.write_text("ban:\n  - {name: recall, items: ['1000000']}\n")
+    wiring = replace(Wiring(settings, MemoryStore()), observers=())
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
+    checkout = wiring.checkout(recommender)
+    settings.rules_path.write_text("ban: [")
+    with socket.socket() as http_socket:
+        swap = Swap(wiring, checkout, StubDoor(settings, http_socket), toy_bundle.parent, lambda event: None)
+    with pytest.raises(FactsUnavailable, match="rules file could not be read again"):
+        swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
+    assert checkout.recommender is recommender
+    recommender.facts.close()
 
 
 def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +10,19 @@ import numba
 import numpy as np
 import pytest
 
+from feature_repo.aggregates import UserEvents, pack
 from feature_repo.kernels.pairs import find
 from feature_repo.schema import DENSE_NAMES
-from feature_repo.toy_shop import request_basket, user_name
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.errors import BundleInvalid, FeaturesUnavailable
 from serving.prediction_log import PredictionLog, read_log
-from serving.release.bundle import load_bundle
-from serving.release.golden import read_golden
+from serving.release.bundle import Bundle
+from serving.release.golden import GoldenRequest
 from serving.schemas import Request
-from serving.stores.online_features import MemoryStore, UserRow, open_store
+from serving.stores.online_features import MemoryStore, UserRow
+from tests.serving.conftest import CUT
 
-pytestmark = pytest.mark.slow
-AT = 1_717_977_600.0  # the toy shop's cut
+AT = CUT.timestamp()
 
 
 class BrokenStore(MemoryStore):
@@ -32,24 +32,17 @@ class BrokenStore(MemoryStore):
         raise FeaturesUnavailable("the store is down")
 
 
-@pytest.fixture(scope="module")
-def recommender(toy_line: Path) -> Iterator[Recommender]:
-    store = open_store(f"sqlite:///{toy_line}/home/online_store.db")
-    yield open_recommender(toy_line / "evaluated", store)
-    store.close()
-
-
-def ask(basket: list[str], user: int | None = 0, k: int = 10) -> Request:
-    return Request(tuple(basket), AT, None if user is None else user_name(user), "store-0", k, "r1")
+def ask(*basket: str, user: str | None = "u1", k: int = 10) -> Request:
+    return Request(basket, AT, user, "store-0", k, "r1")
 
 
 def test_the_same_request_gets_the_same_answer(recommender: Recommender) -> None:
-    first, second = (recommender.recommend(ask(request_basket(3), 3)) for _ in range(2))
+    first, second = (recommender.recommend(ask("1000003", "1000007")) for _ in range(2))
     assert first.items == second.items
 
 
 def test_the_stage_times_add_up(recommender: Recommender) -> None:
-    stages = recommender.recommend(ask(["item-002"])).stage_ms
+    stages = recommender.recommend(ask("1000002")).stage_ms
     assert set(stages) == {"features", "retrieval", "ranking", "reranking", "total"}
     assert stages["total"] == pytest.approx(sum(ms for name, ms in stages.items() if name != "total"))
 
@@ -74,19 +67,19 @@ def test_the_first_recorded_answer_compiles_nothing(
     assert set(types) == at_start
 
 
-def test_a_broken_store_loses_the_history_not_the_answer(toy_line: Path) -> None:
-    recommender = open_recommender(toy_line / "evaluated", BrokenStore())
-    response = recommender.recommend(ask(["item-002", "item-004"]))
+def test_a_broken_store_loses_the_history_not_the_answer(toy_opened: Bundle) -> None:
+    recommender = Recommender(toy_opened, BrokenStore())
+    response = recommender.recommend(ask("1000002", "1000004"))
     assert (response.degraded, response.degraded_reason) == (True, "features_unavailable")
-    stranger = recommender.recommend(ask(["item-002", "item-004"], user=None))
+    stranger = recommender.recommend(ask("1000002", "1000004", user=None))
     assert not stranger.degraded
     assert [item.item_id for item in response.items] == [item.item_id for item in stranger.items]
 
 
-def test_each_answer_logs_one_record_with_the_rankers_features(toy_line: Path, tmp_path: Path) -> None:
+def test_each_answer_logs_one_record_with_the_rankers_features(toy_opened: Bundle, tmp_path: Path) -> None:
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
-    recommender = open_recommender(toy_line / "evaluated", MemoryStore(), log)
-    request = ask(["item-002"], user=None, k=4)
+    recommender = Recommender(toy_opened, MemoryStore(), log)
+    request = ask("1000002", user=None, k=4)
     response = recommender.recommend(request)
     log.close()
     record = read_log(tmp_path / "log").to_pylist()[0]
@@ -100,13 +93,13 @@ def test_each_answer_logs_one_record_with_the_rankers_features(toy_line: Path, t
     )
 
 
-def test_golden_requests_are_answered_with_their_history(toy_line: Path) -> None:
-    known = [golden for golden in read_golden(toy_line / "bundle") if golden.history]
-    bundle = load_bundle(toy_line / "bundle")
-    nobody = [answer_golden(bundle, replace(golden, history=None)) for golden in known]
-    same = [
-        golden.expected == [list(one) for one in answer] for golden, answer in zip(known, nobody, strict=True)
-    ]
-    assert np.mean(same) < 0.5, "it makes a difference who asks"
-    with pytest.raises(BundleInvalid, match=r"golden request golden-\d+ degraded \(features_invalid\)"):
-        answer_golden(bundle, replace(known[0], history=base64.b64encode(b"no row").decode()))
+def test_a_golden_request_is_answered_with_its_history(
+    toy_opened: Bundle, row_of: Callable[..., UserEvents]
+) -> None:
+    row = pack(row_of([(AT - 86_400, ["1000050"], 3.0, 0.0)]), "u1")
+    request = {"request_id": "golden-1", "user_id": "u1", "basket": ["1000010"], "at": CUT.isoformat()}
+    golden = GoldenRequest(request, base64.b64encode(row).decode())
+    nobody = answer_golden(toy_opened, replace(golden, history=None))
+    assert answer_golden(toy_opened, golden) != nobody, "it makes a difference who asks"
+    with pytest.raises(BundleInvalid, match=r"golden request golden-1 degraded \(features_invalid\)"):
+        answer_golden(toy_opened, replace(golden, history=base64.b64encode(b"no row").decode()))

@@ -159,23 +159,6 @@ def test_a_list_longer_than_the_cached_length_is_computed_each_time(cached: Reco
     assert shown(answers[0]) == shown(cached.recommend(long))
 
 
-def test_a_cached_answer_has_the_current_stock_and_prices(toy_bundle: Path, tmp_path: Path) -> None:
-    facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
-    recommender = open_recommender(toy_bundle, open_store("memory:"), facts=facts, answers=AnswerCache())
-    rank = Counting()
-    (before,) = ask_all(recommender, rank, NOBODY)
-    gone, cheaper = (item.item_id for item in before.items[:2])
-    facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
-    until = time.monotonic() + 10
-    while not len(recommender.facts.excluded(AT, None)) and time.monotonic() < until:
-        time.sleep(0.02)
-    (after,) = ask_all(recommender, rank, NOBODY)
-    recommender.facts.close()
-    assert len(rank.turns) == 1, "the list itself came from the cache"
-    assert gone not in [item.item_id for item in after.items]
-    assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
-
-
 def test_a_list_with_too_many_sold_out_items_is_computed_again(cached: Recommender) -> None:
     rank = Counting()
     ask_all(cached, rank, replace(NOBODY, k=10))
@@ -478,7 +461,7 @@ def test_without_a_cache_there_is_no_cached_rung(toy_bundle: Path) -> None:
     assert answer.rung == "segment"
 
 
-def test_a_stale_list_is_shown_with_current_facts(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_cached_list_is_shown_with_current_facts_fresh_or_stale(toy_bundle: Path, tmp_path: Path) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
     recommender = open_recommender(toy_bundle, open_store("memory:"), log, facts=facts, answers=AnswerCache())
@@ -486,14 +469,17 @@ def test_a_stale_list_is_shown_with_current_facts(toy_bundle: Path, tmp_path: Pa
     gone, cheaper = (item.item_id for item in before.items[:2])
     facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
     eventually(lambda: len(recommender.facts.excluded(AT, None)) > 0)
+    broken = Counting(RankerUnavailable("gone"))
+    fresh = ask_all(recommender, broken, NOBODY)
     expire_all(recommender)
-    (after,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
+    answers = [*fresh, *ask_all(recommender, broken, NOBODY)]
     recommender.facts.close()
     log.close()
-    assert after.rung == "cached"
-    assert len(after.items) == NOBODY.k
-    assert gone not in [item.item_id for item in after.items]
-    assert [item.price for item in after.items if item.item_id == cheaper] == [0.99]
+    assert [answer.rung for answer in answers] == ["full", "cached"]
+    for answer in answers:
+        assert len(answer.items) == NOBODY.k
+        assert gone not in [item.item_id for item in answer.items]
+        assert [item.price for item in answer.items if item.item_id == cheaper] == [0.99]
     record = read_log(tmp_path / "log").to_pylist()[-1]
     assert (record["rung"], record["degraded_reason"]) == ("cached", "ranker_unavailable")
     assert not record["features"]

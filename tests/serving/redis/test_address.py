@@ -85,5 +85,3 @@ def test_an_address_shows_no_password() -> None:
 def test_a_password_is_added_to_a_url_without_one(url: str, expected: str) -> None:
     assert with_password(url, "s@me/") == expected
     assert with_password(url, "") == url
-    if is_redis_url(url):
-        assert parse_redis_url(expected) == parse_redis_url(url, "s@me/")

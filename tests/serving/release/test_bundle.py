@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 import pytest
 
-from feature_repo.atomic_files import sha256_of
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.answer.recommender import open_recommender
 from serving.errors import BundleInvalid
@@ -19,13 +18,12 @@ from serving.release.bundle import RankingSettings, load_bundle, open_session, s
 from serving.release.manifest import bundle_id_of, read_manifest
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
-
-pytestmark = pytest.mark.slow
+from tests.serving.conftest import ITEMS, WIDTH
 
 
 @pytest.fixture
-def bundle(toy_line: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(toy_line / "evaluated", tmp_path / "bundle"))
+def bundle(toy_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_bundle, tmp_path / "bundle"))
 
 
 def reseal(bundle: Path) -> None:
@@ -36,7 +34,7 @@ def reseal(bundle: Path) -> None:
 def test_a_bundle_loads_and_answers(bundle: Path) -> None:
     loaded = open_recommender(bundle, MemoryStore()).bundle
     assert loaded.bundle_id == read_manifest(bundle)["bundle_id"]
-    assert len(loaded.statistics.item_ids) == loaded.index.rows == 80
+    assert len(loaded.statistics.item_ids) == loaded.index.rows == ITEMS
 
 
 def test_the_id_depends_on_content_alone(bundle: Path, tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_every_file_with_one_flipped_bit_is_refused(bundle: Path) -> None:
         (lambda b: (b / "manifest.json").unlink(), "half-written"),
         (lambda b: (b / "ranker.onnx").unlink(), "missing"),
         (lambda b: (b / "extra.bin").write_text("x"), "does not know"),
-        (lambda b: (b / "link").symlink_to("/etc/passwd"), "does not know"),
+        (lambda b: (b / "link").symlink_to("/etc/passwd"), "is a link"),
         (lambda b: (b / "manifest.json").write_text("{"), "not a bundle manifest"),
         (lambda b: (b / "manifest.json").write_text("[]"), "not a bundle manifest"),
     ],
@@ -83,41 +81,32 @@ def test_a_file_that_a_killed_writer_left_is_passed_over(bundle: Path) -> None:
     load_bundle(bundle)
 
 
-def test_a_manifest_with_paths_outside_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("x")
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["files"]["../secret"] = sha256_of(tmp_path / "secret")
-    body = {name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")}
-    (bundle / "manifest.json").write_text(json.dumps({**body, "bundle_id": bundle_id_of(body)}))
-    with pytest.raises(BundleInvalid, match="outside"):
-        load_bundle(bundle)
-
-
 def test_a_link_to_a_bundle_is_valid_and_a_link_inside_is_not(bundle: Path, tmp_path: Path) -> None:
     """A volume mount may be reached through links; a linked file could change after it was checked."""
     (tmp_path / "current").symlink_to(bundle)
     assert load_bundle(tmp_path / "current").bundle_id == load_bundle(bundle).bundle_id
     (bundle / "ranker.onnx").rename(tmp_path / "ranker.onnx")
     (bundle / "ranker.onnx").symlink_to(tmp_path / "ranker.onnx")
-    with pytest.raises(BundleInvalid, match=r"'ranker.onnx', a link"):
+    with pytest.raises(BundleInvalid, match=r"ranker\.onnx is a link"):
         load_bundle(bundle)
 
 
-def test_an_index_of_another_size_is_refused_despite_a_valid_hash(bundle: Path) -> None:
-    index = faiss.IndexFlatIP(64)
-    index.add(np.zeros((3, 64), np.float32))
+@pytest.mark.parametrize(
+    ("kind", "rows", "width", "message"),
+    [
+        (faiss.IndexFlatIP, 3, WIDTH, f"holds 3 vectors, expected {ITEMS}"),
+        (faiss.IndexFlatL2, ITEMS, WIDTH, "inner product"),
+        (faiss.IndexFlatIP, ITEMS, 32, r"'float32', \(1, 8\)\).* expected .*'float32', \(1, 32\)"),
+    ],
+)
+def test_another_index_is_refused(
+    bundle: Path, kind: Callable[[int], faiss.Index], rows: int, width: int, message: str
+) -> None:
+    index = kind(width)
+    index.add(np.zeros((rows, width), np.float32))
     faiss.write_index(index, str(bundle / "index.faiss"))
     reseal(bundle)
-    with pytest.raises(BundleInvalid, match="3 vectors of dimension 64, expected 80"):
-        load_bundle(bundle)
-
-
-def test_a_distance_index_is_refused(bundle: Path) -> None:
-    index = faiss.IndexFlatL2(64)
-    index.add(np.zeros((80, 64), np.float32))
-    faiss.write_index(index, str(bundle / "index.faiss"))
-    reseal(bundle)
-    with pytest.raises(BundleInvalid, match="inner product"):
+    with pytest.raises(BundleInvalid, match=message):
         load_bundle(bundle)
 
 
@@ -127,37 +116,21 @@ def test_graphs_that_were_swapped_are_refused(bundle: Path) -> None:
     tower.write_bytes(content[1])
     ranker.write_bytes(content[0])
     reseal(bundle)
-    with pytest.raises(BundleInvalid, match="takes inputs"):
+    with pytest.raises(BundleInvalid, match="a graph does not take all features"):
         load_bundle(bundle)
-
-
-@pytest.fixture
-def small(toy_bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(toy_bundle, tmp_path / "small"))
-
-
-def test_an_index_of_another_dimension_is_refused(small: Path) -> None:
-    index = faiss.IndexFlatIP(32)
-    index.add(np.zeros((240, 32), np.float32))
-    faiss.write_index(index, str(small / "index.faiss"))
-    reseal(small)
-    with pytest.raises(
-        BundleInvalid, match=r"index\.faiss holds 240 vectors of dimension 32, expected 240 of"
-    ):
-        load_bundle(small)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("name", r"ranker.onnx gives \[\('probability', 'tensor\(float\)', 1\)\], expected \[\('score'"),
-        ("dtype", r"ranker.onnx gives \[\('score', 'tensor\(double\)', 1\)\], expected"),
-        ("axes", r"ranker.onnx gives \[\('score', 'tensor\(float\)', 2\)\], expected"),
-        ("width", r"ranker.onnx takes inputs .*'dense': \('tensor\(float\)', 7\)"),
+        ("name", "a graph does not take all features"),
+        ("dtype", r"\('float64', \(1,\)\)\], expected"),
+        ("axes", r"\('float32', \(1, 1\)\)\], expected"),
+        ("width", "a graph does not take all features"),
         ("opset", "ranker.onnx is not a graph that ONNX Runtime can run"),
     ],
 )
-def test_a_ranker_of_another_form_is_refused(small: Path, change: str, message: str) -> None:
+def test_a_ranker_of_another_form_is_refused(bundle: Path, change: str, message: str) -> None:
     from onnx import TensorProto, helper
 
     width = 7 if change == "width" else len(DENSE_NAMES)
@@ -175,10 +148,10 @@ def test_a_ranker_of_another_form_is_refused(small: Path, change: str, message: 
     graph = helper.make_graph(nodes, "r", inputs, [helper.make_tensor_value_info(name, kind, axes)])
     opset = helper.make_opsetid("", 99 if change == "opset" else 17)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    (small / "ranker.onnx").write_bytes(model.SerializeToString())
-    reseal(small)
+    (bundle / "ranker.onnx").write_bytes(model.SerializeToString())
+    reseal(bundle)
     with pytest.raises(BundleInvalid, match=message):
-        load_bundle(small)
+        load_bundle(bundle)
 
 
 def test_an_index_with_other_vectors_fails_the_golden_requests(bundle: Path) -> None:
@@ -317,16 +290,6 @@ def test_an_invalid_table_is_named(bundle: Path, spoil: Callable[[Path], None], 
     reseal(bundle)
     with pytest.raises(BundleInvalid, match=message):
         load_bundle(bundle)
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"request": 1}', "[" * 5_000, '{"request": {"basket": 7}}']
-)
-def test_invalid_golden_requests_are_refused(bundle: Path, line: str) -> None:
-    (bundle / "golden.jsonl").write_text(line + "\n")
-    reseal(bundle)
-    with pytest.raises(BundleInvalid, match="golden requests of"):
-        open_recommender(bundle, MemoryStore())
 
 
 @pytest.mark.parametrize(

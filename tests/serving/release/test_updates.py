@@ -246,37 +246,3 @@ def test_two_processes_refuse_a_corrupt_bundle_and_restart_with_the_good_one(
         eventually(lambda: good in seen.bundles(), 90)
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(60) == 0
-
-
-@pytest.mark.slow
-def test_a_bundle_without_readable_rules_does_not_take_over(
-    home: Path, toy_bundle: Path, toy_store: str, start_endpoint: Callable[..., Any]
-) -> None:
-    old, new = read_champion(home).bundle_id, add_bundle(home, toy_bundle, "new")
-    settings = Settings(home=home, store_url=toy_store, deadline_ms=60_000.0, log=False)
-    body = {"user_id": "u2", "basket": [], "at": "2017-12-05T18:30:00Z", "k": 5}
-    running = start_endpoint(None, settings)
-    with httpx.Client(base_url=running.http, timeout=60) as client:
-
-        def ask() -> dict[str, Any]:
-            return client.post("/v1/recommendations", json=body).json()
-
-        first = ask()["items"][0]["item_id"]
-        file, ban = settings.rules_path, f"ban:\n  - {{name: recall, items: [{first}]}}\n"
-        file.write_text(ban)
-        eventually(lambda: first not in {item["item_id"] for item in ask()["items"]})
-        file.write_text("ban: [")  # half written
-        point(home, new)
-        refused = 'reco_bundle_updates_total{outcome="refused"} 1.0'
-        eventually(lambda: refused in client.get("/metrics").text, 60)
-        answer = ask()
-        assert answer["bundle_id"] == old
-        assert first not in {item["item_id"] for item in answer["items"]}
-        assert any("rules file could not be read again" in line for line in running.stderr)
-        file.write_text(ban)
-        point(home, old)
-        served = "\nreco_champion_served 1.0\n"  # it has read the pointer and forgotten the refusal
-        eventually(lambda: served in client.get("/metrics").text, 60)
-        point(home, new)
-        eventually(lambda: ask()["bundle_id"] == new, 60)
-        assert first not in {item["item_id"] for item in ask()["items"]}

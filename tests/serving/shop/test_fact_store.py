@@ -5,7 +5,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,27 +304,6 @@ def test_a_redis_that_is_full_is_read_and_its_facts_are_not_complete(
             write()
     assert all_of(store)[0] == [price()]
     assert complete_until(store) == before
-    store.close()
-
-
-@pytest.mark.slow
-def test_sequences_rise_within_one_clock_tick(
-    valkey: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hundred thousand changes a second share microseconds: no two may share a sequence."""
-    monkeypatch.setattr(fact_store, "TIMEOUT_S", 60.0)  # the test is not about a busy machine
-    store = open_fact_store(valkey[0])
-    threads = [
-        threading.Thread(target=store.write, args=([price(f"{n}-{m}") for m in range(500)],))
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with redis.Redis.from_url(valkey[0]) as client:
-        scores = [score for _, score in client.zrange(fact_store._SEQUENCE, 0, -1, withscores=True)]
-    assert len(set(scores)) == 2_000
     store.close()
 
 

@@ -1,12 +1,9 @@
 """The facts in force for an item, a time and a store, against a plain scan of the same facts."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,13 +65,6 @@ def test_numbers_equal_a_scan_of_the_facts(facts: list[tuple[int, Fact]], cuts: 
         assert {int(code) for part in parts for code in part} == expected_out
 
 
-def test_an_older_fact_changes_nothing() -> None:
-    numbers = Numbers()
-    numbers.add([(0, Fact("f2", "price", "a", 2.0, 20.0))])
-    numbers.add([(0, Fact("f1", "price", "a", 1.0, 10.0))])
-    assert numbers.look_up(np.array([0]), 5.0, None).tolist() == [2.0]
-
-
 def coupon(
     code: str | None, at: float, store: str | None = None, user: str | None = None, until: float | None = None
 ) -> tuple[int, Fact]:
@@ -118,22 +108,6 @@ def test_null_withdraws_earlier_coupons() -> None:
     assert shown(facts, 5.0, "u1") == "MINE"
     assert shown([*facts, coupon("NEW", 3.0)], 5.0) == "NEW"
     assert shown([*facts, coupon("NEW", 3.0)][::-1], 5.0) == "NEW"
-
-
-def test_many_coupons_of_one_item_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-
-    def counted(offers: Collection[Any], **how: Any) -> list[Any]:
-        rows.append(len(offers))
-        return sorted(offers, **how)
-
-    monkeypatch.setattr("serving.shop.facts.sorted", counted, raising=False)
-    coupons, ends = Coupons(), [float(number) for number in range(1, 501)]
-    coupons.add([coupon(f"C{end:g}", 1_000 - end, until=end) for end in ends])
-    assert rows == [500]
-    assert [coupons.look_up(np.array([0]), end - 1, None, None) for end in ends] == [
-        [f"C{end:g}"] for end in ends
-    ]
 
 
 def test_a_coupon_ends_by_a_repeated_fact_with_an_end_time() -> None:

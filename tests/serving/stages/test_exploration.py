@@ -14,7 +14,7 @@ from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout
 from serving.prediction_log import PredictionLog, Trial, read_log
 from serving.schemas import Call, Request, Response
-from serving.stages.exploration import FIRST, REACH, explore
+from serving.stages.exploration import FIRST, explore
 from serving.stages.reranking import ANY, CHOSEN, NEW, PINNED, POOL, REPEAT, RESERVED, Ranked
 from serving.stores.online_features import open_store
 
@@ -152,44 +152,3 @@ def test_without_the_setting_nothing_is_drawn(toy_bundle: Path, monkeypatch: pyt
     monkeypatch.setattr("serving.answer.presentation.explore", None)
     recommender = open_recommender(toy_bundle, open_store("memory:"))
     assert recommender.recommend(questions(1)[0]).rung == "full"
-
-
-# ------------------------------------------------------------------------------------------- off-policy
-
-
-SHORT = 5  # items in a list
-Case = tuple[Ranked, np.ndarray, np.ndarray, np.ndarray]
-
-
-def case_of(rng: np.random.Generator) -> Case:
-    """Return a shopper's candidates, the rows shown, those of another policy, and each row's taste.
-
-    The shoppers follow a taste of their own, which no model knows. The other policy shows the same two best
-    items, then candidates from below the list.
-    """
-    ranked = ranked_of(np.sort(rng.lognormal(size=POOL * SHORT))[::-1])
-    below = rng.permutation(np.arange(SHORT, REACH * SHORT))[: SHORT - FIRST]
-    rows = np.arange(SHORT)
-    return ranked, rows, np.append(rows[:FIRST], below), 0.05 + 0.1 * rng.integers(0, 5, len(ranked.worth))
-
-
-def test_another_list_is_valued_from_explored_answers() -> None:
-    rng = np.random.default_rng(0)
-    cases = [case_of(rng) for _ in range(60)]
-    truth = float(np.mean([taste[other].sum() for _, _, other, taste in cases]))
-    own = float(np.mean([taste[rows].sum() for _, rows, _, taste in cases]))
-    assert abs(own / truth - 1) > 0.04, "the two policies differ"
-    estimates, why = [], np.full(SHORT, CHOSEN, np.int8)
-    for repeat in range(2):
-        weights, taken = np.zeros(SHORT), np.zeros(SHORT)
-        for number in range(REQUESTS):
-            ranked, rows, other, taste = cases[number % 60]
-            shown, trial = explore(ranked, rows, why, f"{repeat}-{number}", 1.0)
-            assert trial is not None
-            assert trial.propensities is not None
-            weight = (shown == other) / trial.propensities
-            weights += weight
-            taken += weight * (rng.random(SHORT) < taste[shown])
-        estimates.append(float((taken / weights).sum()))
-    error = float(np.sqrt(np.mean((np.array(estimates) / truth - 1) ** 2)))
-    assert error < 0.023

@@ -1,25 +1,17 @@
 """The ranker's graph is not called without rows, and its scores are checked."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.errors import ScoresInvalid
-from serving.release.bundle import load_bundle
+from serving.release.bundle import Bundle
 from serving.stages.ranking import check_scores, rank
 
 
-@pytest.mark.slow
-def test_no_candidates_give_no_scores(toy_line: Path) -> None:
-    ranker = load_bundle(toy_line / "bundle").ranker
-    dense, categorical = (
-        np.empty((0, len(DENSE_NAMES)), np.float32),
-        np.empty((0, len(CATEGORICAL)), np.int64),
-    )
-    scores = rank(ranker, dense, categorical)
-    assert scores.shape == (0,)
+def test_no_candidates_give_no_scores(toy_opened: Bundle) -> None:
+    dense = np.empty((0, len(DENSE_NAMES)), np.float32)
+    assert rank(toy_opened.ranker, dense, np.empty((0, len(CATEGORICAL)), np.int64)).shape == (0,)
 
 
 def test_scores_are_one_finite_number_per_candidate() -> None:

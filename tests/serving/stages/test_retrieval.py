@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_repo.aggregates import CLICK, DAY_S, UserEvents, no_events
+from feature_repo.aggregates import DAY_S, UserEvents, no_events
 from feature_repo.queries import Query
 from feature_repo.schema import FRESH
 from feature_repo.statistics import SOLD_7D, Statistics
@@ -135,31 +135,6 @@ def test_any_quota_gives_distinct_items_up_to_the_total(
     query = query_of(["i01"], ["i05"])
     found = retrieve(query, None, Quotas(total=size), near(3))
     assert len(found.codes) == len(set(found.codes.tolist())) == min(size, ITEMS - 1)
-
-
-def test_a_row_of_ids_becomes_codes_and_unknown_ids_still_count(
-    statistics: Statistics, row_of: Callable[..., UserEvents]
-) -> None:
-    row = row_of([(NOW - DAY_S, ["a", "i03", "i05"], 3.0, 0.0), (NOW - 60, ["i05"], 1.0, 0.0)])
-    query = build_query(statistics, ("i01",), row, NOW)
-    assert query.user.events.items.tolist() == [-1, 3, 5]
-    assert query.history.items.tolist() == [3, 5]
-    assert query.history.count.tolist() == [1, 2]
-    assert (query.user.totals.lines, query.user.totals.spend) == (4, 4.0)
-    assert row.items.tolist() == ["a", "i03", "i05"], "the row that was read stays as it is"
-
-
-def test_events_at_the_request_or_later_are_not_in_its_features(
-    statistics: Statistics, row_of: Callable[..., UserEvents]
-) -> None:
-    """A stream may be ahead of the current request, or of one that is replayed."""
-    row = row_of(
-        [(NOW - 1, ["i03"], 1.0, 0.0), (NOW, ["i04"], 1.0, 0.0), (NOW + 1, ["i05"], 1.0, 0.0)],
-        [(NOW, "i06", CLICK)],
-    )
-    query = build_query(statistics, (), row, NOW)
-    assert query.history.items.tolist() == [3]
-    assert len(query.user.events) == 1
 
 
 def test_replacing_statistics_does_not_share_its_cached_lookups(statistics: Statistics) -> None:

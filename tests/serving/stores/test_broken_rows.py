@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from feature_repo.aggregates import UserEvents, make_events, pack, unpack
+from feature_repo.aggregates import UserEvents, pack, unpack
 from feature_repo.queries import Rows
 from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
@@ -62,13 +62,6 @@ def test_a_row_with_an_impossible_line_is_invalid(
 ) -> None:
     with pytest.raises(ValueError, match="it is damaged"):
         unpack(spoilt(good, column, line, value))
-
-
-def test_a_valid_row_is_unchanged(good: UserEvents) -> None:
-    again = unpack(pack(good))
-    for name in ("items", "at", "item", "kind", "basket", "key", "paid", "discount"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(good, name))
-    assert len(unpack(pack(make_events([], *[np.empty(0)] * 6)))) == 0
 
 
 def answer_of(bundle: Bundle, row: bytes | None) -> Response:

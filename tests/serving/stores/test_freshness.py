@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from feature_repo.aggregates import pack
 from feature_repo.snapshots import HEARTBEAT, PARTITIONS, USER_TTL_DAYS, pack_times
 from serving.answer.recommender import Recommender, open_recommender
 from serving.errors import FeaturesUnavailable
 from serving.schemas import Request
 from serving.stores import freshness as module
-from serving.stores.freshness import Freshness, beat_at
+from serving.stores.freshness import Freshness
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.chaos.procs import eventually
 
 
 @pytest.fixture(scope="module")
-def recommender(toy_line: Path) -> Recommender:
-    return open_recommender(toy_line / "evaluated", MemoryStore())
+def recommender(toy_bundle: Path) -> Recommender:
+    return open_recommender(toy_bundle, MemoryStore())
 
 
 class Broken(MemoryStore):
@@ -52,13 +53,6 @@ def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) ->
     assert found.reason == expected
     assert REGISTRY.get_sample_value("reco_features_age_seconds") == pytest.approx(age_s, abs=5)
     found.close()
-
-
-def test_the_partition_that_is_furthest_behind_decides() -> None:
-    assert beat_at(100.0, {0: 40.0, 1: 100.0}, 100.0) == 40.0
-    assert beat_at(100.0, {}, 100.0) == 100.0, "an older stream writes no partitions"
-    assert beat_at(100.0, {0: 50.0}, 100.0) == 100.0, "and one that went back to it no new ones"
-    assert beat_at(3_700.0, {0: 50.0}, 100.0) == 50.0, "an hour that a zone leaves out in spring"
 
 
 def test_a_partition_that_lags_makes_rows_stale() -> None:
@@ -112,15 +106,13 @@ def test_an_error_of_ours_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_stale_features_are_used_and_labelled(recommender: Recommender, row_of: Callable[..., Any]) -> None:
-    from feature_repo.aggregates import pack
-
     at = 1_720_000_000.0
-    row = pack(row_of([(at - 86_400, ["item-006"], 3.0, 0.0)]))
+    row = pack(row_of([(at - 86_400, ["1000006"], 3.0, 0.0)]))
     store = MemoryStore()
     store.write("ann", UserRow(row, at - 86_400))
     beat(store, 100.0)
     silent = Freshness(store, 60.0)
-    asked = Request(("item-002",), at, "ann", None, 20)
+    asked = Request(("1000002",), at, "ann", None, 20)
     stale = Recommender(recommender.bundle, store, freshness=silent).recommend(asked)
     fresh = Recommender(recommender.bundle, store).recommend(asked)
     silent.close()
@@ -130,15 +122,13 @@ def test_stale_features_are_used_and_labelled(recommender: Recommender, row_of: 
 
 
 def test_a_row_older_than_its_ttl_is_ignored(recommender: Recommender, row_of: Callable[..., Any]) -> None:
-    from feature_repo.aggregates import pack
-
     store, at = MemoryStore(), 1_720_000_000.0
-    asked = Request(("item-002",), at, "ann", None, 20)
+    asked = Request(("1000002",), at, "ann", None, 20)
     path = Recommender(recommender.bundle, store)
     nobody = path.recommend(asked)
     bought = at - USER_TTL_DAYS * 86_400
     for written_at, expected in ((bought - 1, "stale_features"), (bought + 1, None)):
-        store.write("ann", UserRow(pack(row_of([(written_at - 1, ["item-006"], 3.0, 0.0)])), written_at))
+        store.write("ann", UserRow(pack(row_of([(written_at - 1, ["1000006"], 3.0, 0.0)])), written_at))
         found = path.recommend(asked)
         assert found.degraded_reason == expected
         same = [i.item_id for i in found.items] == [i.item_id for i in nobody.items]

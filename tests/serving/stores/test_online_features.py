@@ -1,3 +1,4 @@
+import contextlib
 import math
 import os
 import shutil
@@ -131,20 +132,6 @@ def _cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5_000])
 
 
-def _other_value(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE checkout_user_history SET value = ?", (b"\x12\x02ab",))
-    connection.commit()
-    connection.close()
-
-
-def _torn_value(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE checkout_user_history SET value = ?", (b"\x0a\xff",))
-    connection.commit()
-    connection.close()
-
-
 @pytest.mark.parametrize(
     "break_it",
     [_missing, _not_a_database, _empty, _cut_short],
@@ -164,9 +151,11 @@ def test_a_broken_sqlite_store_is_unavailable_and_recovers(
     store.close()
 
 
-@pytest.mark.parametrize("break_it", [_other_value, _torn_value], ids=lambda f: f.__name__)
-def test_an_invalid_row_is_no_store_failure(break_it: Callable[[Path], None], database: Path) -> None:
-    break_it(database)
+@pytest.mark.parametrize("value", [b"\x12\x02ab", b"\x0a\xff", proto(packed("apple", user="another"))])
+def test_an_invalid_row_is_no_store_failure(value: bytes, database: Path) -> None:
+    """No Feast value, a torn one, or the row of another shopper."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE checkout_user_history SET value = ?", (value,))
     store = SqliteStore(database)
     with pytest.raises(RowInvalid, match="cannot be read"):
         store.read("42")
@@ -277,9 +266,9 @@ def test_a_failing_store_is_not_read_until_it_recovers(failing: FailingStore) ->
     fail(guarded, 50)
     assert failing.reads - asked <= 2, "only those of a probe in the background"
     eventually(lambda: failing.reads > asked + 2)  # probing continues
-    assert guarded.is_open
+    assert guarded._breaker.is_open
     failing.failure = None
-    eventually(lambda: not guarded.is_open)
+    eventually(lambda: not guarded._breaker.is_open)
     assert guarded.read("42") == UserRow(b"row", 1.0)
     guarded.close()
 
@@ -290,7 +279,7 @@ def test_a_probe_reads_again_because_its_first_read_may_only_connect(failing: Fa
     fail(guarded, 3)
     eventually(lambda: failing.reads == 4)
     failing.failure = None
-    eventually(lambda: not guarded.is_open)  # in the same probe: the next one is ten minutes away
+    eventually(lambda: not guarded._breaker.is_open)  # in the same probe: the next one is ten minutes away
     assert failing.reads == 5
     guarded.close()
 
@@ -301,7 +290,7 @@ def test_invalid_rows_and_short_deadlines_do_not_open_the_breaker(
 ) -> None:
     failing.failure = lambda: error
     fail(guarded, 10)
-    assert not guarded.is_open
+    assert not guarded._breaker.is_open
     failing.failure = None
     assert guarded.read("42") == UserRow(b"row", 1.0)
 
@@ -310,7 +299,7 @@ def test_any_answer_of_the_store_closes_the_breaker(guarded: GuardedStore, faili
     failing.failure = down
     fail(guarded, 3)
     failing.failure = lambda: RowInvalid("torn")
-    eventually(lambda: not guarded.is_open)
+    eventually(lambda: not guarded._breaker.is_open)
 
 
 def test_a_read_after_close_reaches_the_store_again(guarded: GuardedStore, failing: FailingStore) -> None:
@@ -357,7 +346,7 @@ def test_a_bytes_value_is_read(value: bytes) -> None:
     assert bytes_value(proto(value)) == value
 
 
-@pytest.mark.parametrize("torn", [b"", b"\x0a", b"\x0a\xff", b"\x0a\x09abc", b"\x12\x02ab", b"\x0a\x01ab"])
+@pytest.mark.parametrize("torn", [b"\x0a", b"\x0a\xff", b"\x0a\x09abc", b"\x0a\x01ab"])
 def test_a_truncated_value_is_reported(torn: bytes) -> None:
     with pytest.raises(ValueError, match="stored value"):
         bytes_value(torn)
