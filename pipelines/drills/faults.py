@@ -33,7 +33,6 @@ from pipelines.drills.system import (
     System,
     address_of,
     bytes_proto,
-    files_of,
     sockets_of,
     time_proto,
 )
@@ -48,10 +47,6 @@ RANKER_CALLS = "reco_ranker_calls_total"
 FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # other calls were not made
 RECORDS = "reco_log_records_total"
 CLOCK = "reco_champion_read_timestamp_seconds"  # the endpoint's own time, a second ago at most
-SLOW_S, MIDDLING_S, LATE_S = 5.0, 0.2, 0.02  # of the store's answers
-ONE_IN = 50  # answers of the store that is slow now and then
-HALF_A_REPLY = 7  # bytes
-DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
 KILL_EVERY_S, LOOK_EVERY_S = 2.0, 0.1
 SPINS_PER_CORE = 2  # processes that take the processors away
@@ -122,9 +117,8 @@ def connections_reset(system: System, notes: Notes) -> Iterator[None]:
 
 def note_files(system: System, notes: Notes) -> None:
     """Note how many files the endpoint has open, connections of its callers not counted."""
-    pid = system.server.process.pid
-    callers = sockets_of(system.address[1], ESTABLISHED)
-    notes.setdefault("files", []).append(files_of(pid) - callers)
+    files = psutil.Process(system.server.process.pid).num_fds()
+    notes.setdefault("files", []).append(files - sockets_of(system.address[1], ESTABLISHED))
 
 
 @contextlib.contextmanager
@@ -235,8 +229,7 @@ def _ready(system: System) -> int:
 def workers_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes again and again, whether it is ready or starts.
 
-    It is over when all of them answer again. `short_s` are the times with fewer than all, in turn, `empty_s`
-    those without any.
+    It is over when all of them answer again. It notes the longest time with fewer than all, and without any.
     """
     chosen, all_of_them = random.Random(0), _ready(system)
     kills, looks = itertools.count(), list[tuple[float, int]]()
@@ -253,13 +246,15 @@ def workers_killed(system: System, notes: Notes) -> Iterator[None]:
         with repeating(kill, KILL_EVERY_S):
             yield
         wait_for(lambda: _ready(system) == all_of_them, "the killed processes are back")
-    notes["short_s"], notes["empty_s"] = times_below(all_of_them, looks), times_below(1, looks)
+    notes["longest_short_s"] = longest_below(all_of_them, looks)
+    notes["longest_empty_s"] = longest_below(1, looks)
 
 
-def times_below(most: int, looks: Sequence[tuple[float, int]]) -> list[float]:
-    """Return the seconds of each time with fewer ready processes, of pairs of a time and their number."""
+def longest_below(most: int, looks: Sequence[tuple[float, int]]) -> float:
+    """Return the longest time, in seconds, with fewer ready processes; `looks` are times and their number."""
     runs = itertools.groupby(itertools.pairwise(looks), lambda pair: pair[0][1] < most)
-    return [sum(end[0] - start[0] for start, end in run) for is_below, run in runs if is_below]
+    below = [sum(end[0] - start[0] for start, end in run) for is_below, run in runs if is_below]
+    return max(below, default=0.0)
 
 
 def note_answers(system: System, notes: Notes) -> None:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
@@ -364,11 +362,6 @@ def sockets_of(port: int, state: str) -> int:
     socket = re.compile(rf"^ *\d+: [0-9A-F]+:{port:04X} [0-9A-F]+:[0-9A-F]{{4}} {state} ", re.MULTILINE)
     tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net", name)).exists()]
     return sum(len(socket.findall(table.read_text())) for table in tables)
-
-
-def files_of(pid: int) -> int:
-    """Return how many files, sockets included, a process has open."""
-    return int(psutil.Process(pid).num_fds())
 
 
 def bytes_proto(value: bytes) -> bytes:

@@ -145,7 +145,6 @@ def test_the_notes_of_each_fault_are_recorded(drilled: dict[str, Any]) -> None:
     assert notes["overload"]["prefetches"] > 0
     assert notes["slow-clients"]["half"]["crowd"] == SHORT.crowd
     assert notes["cold-herd"]["one_list"]["asked"] == SHORT.herd
-    assert "refusals_p99_ms" in notes["cold-herd"]  # without a value for so few
     assert len(notes["worker-killed"]["back_s"]) == 2
     assert len(notes["bundle-swap"]["swap_s"]) == 2
     swapped = drilled["drills"]["bundle-swap"]["all"][CLIENT]["bundles"]

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from pipelines.drills.system import (
     address_of,
     bodies_of,
     bytes_proto,
-    files_of,
     sockets_of,
     time_proto,
     two_crowds,
@@ -73,23 +70,6 @@ def test_listening_and_accepted_sockets_are_counted() -> None:
             assert sockets_of(port, ESTABLISHED) == 1, "the caller has a port of its own"
             accepted.close()
     assert sockets_of(port, LISTENING) == 0
-
-
-@pytest.mark.slow
-def test_the_open_files_of_a_process_are_counted() -> None:
-    wait = "print(flush=True); input()"
-    code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        before = files_of(other.pid)
-        other.stdin.write(b"\n")
-        other.stdout.readline()
-        assert files_of(other.pid) == before + 5
-        other.stdin.write(b"\n")
 
 
 def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
