@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from components.rollout.cluster import ClusterUnreachable
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from feature_repo.errors import RecoError
-from pipelines.bench.load.generator import load_generator
 from pipelines.bench.load.goals import Goal
 from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.bench.report import percentiles, write_report
@@ -39,7 +37,6 @@ from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import draw_release, release_table
 from pipelines.drills.system import (
     DrillEffort,
-    Generators,
     Testbed,
     open_testbed,
     released,
@@ -80,17 +77,11 @@ def drill_release(
     """
     before, outcomes = machine_state(), {}
     broken_off: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
-        effort = DrillEffort()
-        testbed = stack.enter_context(
-            open_testbed(bundle, offline_store, requests, folder, effort, deadline_ms)
-        )
-        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW)}
+    with open_testbed(bundle, offline_store, requests, DrillEffort(), deadline_ms) as testbed:
         for case in cases:
             log.info("%s: %s", case.name, case.proves)
             try:
-                outcomes[case.name] = run_case(case, testbed, generators, rate)
+                outcomes[case.name] = run_case(case, testbed, rate)
                 log.info("  %s", "passed" if outcomes[case.name]["passed"] else "MISSED")
             except (RecoError, OSError, httpx.HTTPError) as error:
                 log.error("  BROKEN OFF: %s", error)
@@ -107,7 +98,7 @@ def drill_release(
     return result
 
 
-def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) -> dict[str, Any]:
+def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
     """Carry one case out; return its outcome, judged."""
     home = testbed.folder / case.name
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
@@ -128,8 +119,8 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
         shop = Shop(home, cluster, versions, case.pace)
         wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
-        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2, connections=16)
-        with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
+        plans = stream_plans(testbed, at, at, rate / 2, rate / 2, connections=16)
+        with _watched(shop) as seen, sent_streams(testbed, plans) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
             time.sleep(2.0)

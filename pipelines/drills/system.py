@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from typing import Any
 
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator, sending
 from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, started
 from pipelines.bench.load.waiting import NotReached, repeating
@@ -42,7 +43,7 @@ ESTABLISHED, LISTENING = "01", "0A"  # states of a socket in /proc/net
 WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
 
-Generators = Mapping[str, LoadGenerator]
+FLOOD = "flood"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ class Testbed:
     raw: Sequence[Mapping[str, Any]]  # request lines sent without it, of other shoppers
     best_sellers: Path
     deadline_ms: float  # of a call of the client, and of the endpoint
+    effort: DrillEffort
+    generators: Mapping[str, LoadGenerator]  # CLIENT and RAW send the constant streams
     launch: Sequence[str] = SERVER  # what starts an endpoint; options follow
 
 
@@ -151,11 +154,9 @@ class System:
     """An endpoint that runs on the testbed, with all parts that a fault may touch."""
 
     testbed: Testbed
-    effort: DrillEffort
     home: Path  # that the endpoint follows
     server: MeasuredServer
     champions: Sequence[Champion]  # of that home: two bundles of the same files
-    flood: LoadGenerator  # beside the two constant streams
     front: Proxy  # before the endpoint
     pulse: Pulse | None = None
     clock: Clock | None = None
@@ -165,6 +166,16 @@ class System:
     def address(self) -> tuple[str, int]:
         """Where the endpoint takes HTTP: host and port."""
         return address_of(str(self.server.ready["http"]))
+
+    @property
+    def effort(self) -> DrillEffort:
+        """How long, and how much."""
+        return self.testbed.effort
+
+    @property
+    def flood(self) -> LoadGenerator:
+        """The generator beside the two constant streams."""
+        return self.testbed.generators[FLOOD]
 
     @property
     def store(self) -> Store:
@@ -190,37 +201,37 @@ def open_testbed(
     bundle: Path,
     offline_store: Path,
     requests: Sequence[Mapping[str, Any]],
-    folder: Path,
     effort: DrillEffort,
     deadline_ms: float,
     launch: Sequence[str] = SERVER,
 ) -> Iterator[Testbed]:
-    """Start a store with the home's users and a proxy before it; both end with the block.
+    """Start the parts of a `Testbed`, which end with the block.
 
     Args:
         bundle: that is served.
         offline_store: of the home: whose rows fill the store.
         requests: request lines; those of known shoppers are sent.
-        folder: an empty one.
-        effort: how many questions there are.
-        deadline_ms: of a call of the client, and of the endpoint.
-        launch: what starts an endpoint.
+        effort: see `Testbed`, as the next two.
+        deadline_ms: in milliseconds.
+        launch: a command.
 
     Raises:
         FileNotFoundError: there is no store to start, or no offline store.
         ValueError: the requests are of too few shoppers.
     """
     asked, raw = two_crowds(requests, effort.questions)
-    best_sellers = folder / "best_sellers.json"
-    write_best_sellers(load_bundle(bundle), best_sellers)
-    store = Store(folder / "store")
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
+        best_sellers = folder / "best_sellers.json"
+        write_best_sellers(load_bundle(bundle), best_sellers)
+        store = stack.enter_context(contextlib.closing(Store(folder / "store")))
         fill_store(offline_store, folder / "feast", store.url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
-        with Proxy(("127.0.0.1", store.port)) as proxy:
-            yield Testbed(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
-    finally:
-        store.close()
+        proxy = stack.enter_context(Proxy(("127.0.0.1", store.port)))
+        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, FLOOD)}
+        yield Testbed(
+            *(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, effort, generators, launch)
+        )
 
 
 def released(bundle: Path, home: Path, made_for: str) -> Champion:
@@ -263,17 +274,8 @@ def two_crowds(
 
 
 @contextlib.contextmanager
-def running_system(
-    testbed: Testbed, setup: Setup, effort: DrillEffort, flood: LoadGenerator, name: str
-) -> Iterator[System]:
-    """Start an endpoint on the testbed; it ends with the block.
-
-    Args:
-        testbed: see `Testbed`.
-        setup: see `Setup`.
-        effort: of the drills.
-        flood: see `System`.
-        name: of its folder.
+def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System]:
+    """Start an endpoint on the testbed, in a folder of this name; it ends with the block.
 
     Raises:
         NotReached: it did not become ready.
@@ -305,12 +307,11 @@ def running_system(
         except RuntimeError as error:
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
-        yield System(testbed, effort, home, server, champions, flood, front, pulse, clock, ranker)
+        yield System(testbed, home, server, champions, front, pulse, clock, ranker)
 
 
 def stream_plans(
     testbed: Testbed,
-    generators: Generators,
     client_at: str,
     raw_at: str,
     client_rate: float,
@@ -326,24 +327,22 @@ def stream_plans(
     }
     client = LoadPlan(
         f"client+{client_at}",
-        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        testbed.generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
         **common,
         rate=client_rate,
         best_sellers=str(testbed.best_sellers),
         deadline_ms=testbed.deadline_ms,
     )
-    bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    bodies = testbed.generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
     return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
 
 
 @contextlib.contextmanager
-def sent_streams(
-    testbed: Testbed, generators: Generators, plans: Mapping[str, LoadPlan]
-) -> Iterator[dict[str, list[Answer]]]:
+def sent_streams(testbed: Testbed, plans: Mapping[str, LoadPlan]) -> Iterator[dict[str, list[Answer]]]:
     """Send both streams until the block ends; their answers are there after the block."""
     questions = {CLIENT: len(testbed.asked), RAW: len(testbed.raw)}
     streams: dict[str, list[Answer]] = {}
-    with sending(*((generators[name], plan) for name, plan in plans.items())) as loads:
+    with sending(*((testbed.generators[name], plan) for name, plan in plans.items())) as loads:
         yield streams
     streams |= {name: answers_of(load, questions[name]) for name, load in zip(plans, loads, strict=True)}
 

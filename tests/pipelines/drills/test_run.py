@@ -26,7 +26,7 @@ from pipelines.drills.goals import waited_for_store
 from pipelines.drills.outcome import CLIENT
 from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
-from pipelines.drills.system import SHORT, STANDARD, System
+from pipelines.drills.system import SHORT, System
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
 from tests.champions import promote_sealed
@@ -207,10 +207,11 @@ def test_an_endpoint_that_waits_for_its_store_fails_the_drill(toy_line: Path, tm
 
 def test_drills_of_one_system_share_it() -> None:
     groups = _by_setup(DRILLS)
-    assert [drill.name for _, group in groups for drill in group] != []
-    assert sum(len(group) for _, group in groups) == len(DRILLS)
-    assert len({id(setup) for setup, _ in groups}) == len(groups)
-    assert next(group for setup, group in groups if setup is STANDARD)[0].name == "store-killed"
+    assert sorted(drill.name for group in groups for drill in group) == sorted(drill.name for drill in DRILLS)
+    setups = [{id(drill.setup) for drill in group} for group in groups]
+    assert all(len(setup) == 1 for setup in setups)
+    assert len(set.union(*setups)) == len(groups)
+    assert groups[0][0].name == "store-killed"
 
 
 # ---------------------------------------------------------------------------------------- the command
