@@ -23,13 +23,14 @@ from typing import Any
 import httpx
 
 from components.home import Conflict, write_json
+from components.release.registry import RegistryUnreachable
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
 from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
-from feature_repo.errors import UNREACHABLE, RecoError
+from feature_repo.errors import RecoError
 from pipelines.bench.load.goals import Goal
 from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.live.small_cluster import SmallCluster
@@ -108,18 +109,12 @@ class DrillVersions:
 
     def _move(self, record: Release, is_back: bool) -> None:
         if (self._home / "away").exists():
-            raise RegistryGone("the drill's registry is away")
+            raise RegistryUnreachable("the drill's registry is away")
         champions = self.champions()
         if json.loads((self._home / "alias.json").read_bytes()) != champions[-1]:
             raise Conflict("the alias champion was moved by hand")
         if champions[-1] != record.version:
             self._write(champions[:-1] if is_back else [*champions, record.version])
-
-
-class RegistryGone(RecoError):
-    """The drill's registry is away."""
-
-    exit_code = UNREACHABLE
 
 
 @dataclass(frozen=True)
@@ -145,6 +140,12 @@ class Shop:
         record, split = self.watcher.status()
         return ("", 0) if record is None else (record.state, split[record.canary])
 
+    def end(self) -> dict[str, Any]:
+        """Return how the release ended, and the gate's last looks."""
+        record, _ = self.watcher.status()
+        assert record
+        return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+
     def await_weight(self, weight: int) -> None:
         """Wait until the canary has a weight, or the release is over."""
         self.await_seen(lambda state, now: now == weight or state in FINAL)
@@ -169,11 +170,9 @@ Act = Callable[[Shop], dict[str, Any]]
 
 
 def _release(shop: Shop) -> dict[str, Any]:
-    try:
-        record = shop.rollout().start("2", shop.versions.place)
-    except Aborted:
-        [record] = [one for one in [shop.rollout().status()[0]] if one]
-    return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+    with contextlib.suppress(Aborted):
+        shop.rollout().start("2", shop.versions.place)
+    return shop.end()
 
 
 def _roll_back_later(shop: Shop) -> dict[str, Any]:
@@ -213,8 +212,7 @@ def _deployer_killed(shop: Shop) -> dict[str, Any]:
             if record is None or not record.active:
                 break
             time.sleep(1.0)
-    guarded_s, [record] = time.monotonic() - killed, [one for one in [shop.rollout().status()[0]] if one]
-    return {"ended": record.state, "reason": record.reason, "guarded_s": guarded_s}
+    return {"guarded_s": time.monotonic() - killed, **shop.end()}
 
 
 def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> None:
@@ -226,7 +224,7 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
     code = 0
     try:
         shop.rollout().start("2", shop.versions.place)
-    except RegistryGone as error:
+    except RegistryUnreachable as error:
         code = error.exit_code
     stayed = shop.seen()
     (shop.home / "away").unlink()
@@ -274,9 +272,9 @@ class Case:
 
     name: str
     proves: str
-    act: Act
-    ends: str  # the state
-    says: str  # a part of the reason
+    says: str  # a part of the reason of its end
+    act: Act = _release
+    ends: str = "aborted"  # its state
     fault: str = ""  # of `bad_endpoint`, for the canary
     most_weight: int = 100
     most_failed: int = 0  # answers other than 200 at callers without the client
@@ -289,96 +287,63 @@ def figure(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda outcome: outcome.get(name)
 
 
-ABORT_GOALS = (
-    Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
-    Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
-    Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
-)
+def _worse(fault: str, proves: str, says: str, most_failed: int = 0) -> Case:
+    """Return the case of a canary whose answers to shoppers are worse."""
+    found = (
+        Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
+        Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
+        Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
+    )
+    return Case(fault, proves, says, fault=fault, most_failed=most_failed, goals=found)
+
+
 CASES = (
     Case(
         "good",
         "a good bundle gets all traffic, and from its parked slot the old one comes back",
+        "",
         _roll_back_later,
         "done",
-        "",
         goals=(
             Goal("time to all traffic", "<=", 300.0, " s", figure("full_s")),
             Goal("rollback from a parked slot", "<=", 60.0, " s", figure("back_s")),
         ),
     ),
-    Case("slow", "p99 x 3 is aborted", _release, "aborted", "slower than", "slow", goals=ABORT_GOALS),
-    Case("failing", "2 % errors are aborted", _release, "aborted", "errors", "failing", goals=ABORT_GOALS),
-    Case(
-        "less",
-        "10 % fewer full answers are aborted",
-        _release,
-        "aborted",
-        "less than full",
-        "less",
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "slow-live",
-        "p99 x 3 that shows after the shadow is aborted",
-        _release,
-        "aborted",
-        "%: slower than",
-        "slow-live",
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "failing-live",
-        "20 % errors that show after the shadow are aborted",
-        _release,
-        "aborted",
-        "%: errors",
-        "failing-live",
-        most_failed=35,  # a fifth of the 175 answers of 1 and 5 %: no gate sees a fault before it happens
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "less-live",
-        "10 % fewer full answers after the shadow are aborted",
-        _release,
-        "aborted",
-        "%: less than full",
-        "less-live",
-        goals=ABORT_GOALS,
-    ),
+    _worse("slow", "p99 x 3 is aborted", "slower than"),
+    _worse("failing", "2 % errors are aborted", "errors"),
+    _worse("less", "10 % fewer full answers are aborted", "less than full"),
+    _worse("slow-live", "p99 x 3 that shows after the shadow is aborted", "%: slower than"),
+    # Of the 175 answers of 1 and 5 % a fifth fails: no gate sees a fault before it happens.
+    _worse("failing-live", "20 % errors that show after the shadow are aborted", "%: errors", most_failed=35),
+    _worse("less-live", "10 % fewer full answers after the shadow are aborted", "%: less than full"),
     Case(
         "wrong-golden",
         "an endpoint that answers golden requests with other scores gets no request",
-        _release,
-        "aborted",
         "golden request",
-        "wrong-golden",
+        fault="wrong-golden",
         most_weight=0,
     ),
     Case(
         "never-ready",
         "pods that do not start get no request",
-        _release,
-        "aborted",
         "stage after",
-        "hanging",
+        fault="hanging",
         most_weight=0,
         pace=replace(HURRY, ready_s=10.0),
     ),
     Case(
         "metrics-away",
         "without metrics the gate holds, and then aborts",
-        _metrics_away,
-        "aborted",
         "no metrics",
+        _metrics_away,
         most_weight=5,
         pace=HURRY,
     ),
     Case(
         "deployer-killed",
         "the guard ends a release whose deployer was killed at 25 %",
-        _deployer_killed,
-        "aborted",
         "its deployer was silent",
+        _deployer_killed,
         most_weight=25,
         pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
         goals=(
@@ -389,18 +354,16 @@ CASES = (
     Case(
         "registry-away",
         "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
-        _registry_away,
-        "aborted",
         "exit code 3 at 100 %, resumed to champion 2",
+        _registry_away,
         pace=HURRY,
         goals=(Goal("rollback in the hold", "<=", 2.0, " s", figure("back_s")),),
     ),
     Case(
         "alias-moved",
         "an alias that was moved by hand stops the seal; the traffic stays until a rollback",
-        _alias_moved,
-        "aborted",
         "exit code 4 at 100 %, rolled back by hand",
+        _alias_moved,
         pace=HURRY,
     ),
 )

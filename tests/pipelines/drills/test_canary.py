@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from components.home import Conflict
+from components.release.registry import RegistryUnreachable
 from pipelines.drills.bad_endpoint import FAILING_LIVE
-from pipelines.drills.canary import CASES, GATE, DrillVersions, RegistryGone, Shop
+from pipelines.drills.canary import CASES, GATE, DrillVersions, Shop
 from pipelines.live.small_cluster import small_cluster
 from serving.settings import Settings
 from tests.components.rollout.test_plan import RECORD
@@ -30,7 +31,7 @@ def test_the_alias_moves_once_and_back(tmp_path: Path) -> None:
 def test_a_registry_that_is_away_changes_nothing(tmp_path: Path) -> None:
     versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
     (tmp_path / "away").touch()
-    with pytest.raises(RegistryGone):
+    with pytest.raises(RegistryUnreachable):
         versions.seal(replace(RECORD, state="seal"))
     assert versions.champions() == ["1"]
 
