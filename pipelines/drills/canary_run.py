@@ -126,7 +126,7 @@ def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
             time.sleep(2.0)
     pace = {**asdict(case.pace), "weights": {str(at): n for at, n in case.pace.weights.items()}}
     outcome |= {"proves": case.proves, "pace": pace}
-    outcome |= _counts(seen, streams, bundles["2"]) | _times(case, seen, streams, bundles["2"])
+    outcome |= _figures(case, seen, streams, bundles["2"])
     common = (
         Goal("answers that failed at the client", "<=", 0, "", figure("failed_at_client")),
         Goal(
@@ -162,14 +162,23 @@ def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
         yield seen
 
 
-def _counts(
-    seen: Sequence[tuple[float, str, int]], streams: Mapping[str, Sequence[Answer]], canary: str
+def _figures(
+    case: Case,
+    seen: Sequence[tuple[float, str, int]],
+    streams: Mapping[str, Sequence[Answer]],
+    canary: str,
 ) -> dict[str, Any]:
-    """Return how many requests reached the canary, failed or got less, and in which state."""
+    """Return which requests the canary touched or hurt, its times, and the old bundle's p99."""
     answers = [answer for some in streams.values() for answer in some]
     touched = [one for one in answers if one.document.get("bundle_id") == canary]
     failed = {name: [one for one in some if not one.status_ok] for name, some in streams.items()}
     hurt = [*failed[RAW], *(one for one in touched if not one.whole)]
+    first = {state: at for at, state, _ in reversed(seen)}
+    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
+    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
+    full = next((at for at, _, weight in seen if weight == 100), None)
+    began = next((at for at, state, _ in seen if state), None)
+    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
     return {
         "requests": len(answers),
         "failed_at_client": len(failed[CLIENT]),
@@ -178,25 +187,6 @@ def _counts(
         "hurt": len(hurt),
         "hurt_in": dict(Counter(_state_at(seen, one.due) for one in hurt)),
         "largest_weight": max((weight for _, _, weight in seen), default=0),
-    }
-
-
-def _times(
-    case: Case,
-    seen: Sequence[tuple[float, str, int]],
-    streams: Mapping[str, Sequence[Answer]],
-    canary: str,
-) -> dict[str, Any]:
-    """Return how long the release took to its ends, and the latency of the old bundle beside it."""
-    first = {state: at for at, state, _ in reversed(seen)}
-    answers = [answer for some in streams.values() for answer in some]
-    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
-    touched = [one for one in answers if one.document.get("bundle_id") == canary]
-    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
-    full = next((at for at, _, weight in seen if weight == 100), None)
-    began = next((at for at, state, _ in seen if state), None)
-    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
-    return {
         "detect_s": aborted - shown if aborted is not None and shown is not None else None,
         "abort_s": max(after, default=0.0) if aborted is not None else None,
         "full_s": full - began if full is not None and began is not None else None,

@@ -27,7 +27,6 @@ class Proxy:
         self._upstream, self._tls = upstream, tls
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
         self._closed = False
         self.port = 0
         self.listen()
@@ -70,20 +69,16 @@ class Proxy:
         self.latency_s, self.frozen, self.drip, self.limit_bytes = lambda: 0.0, False, None, None
 
     def close(self) -> None:
-        """Close everything and wait for the threads."""
+        """Close everything, which ends the threads."""
         self._closed = True
         self.refuse()
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for one in sockets:
             _close(one)
-        for thread in self._threads:
-            thread.join()
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

@@ -365,11 +365,9 @@ def sockets_of(port: int, state: str) -> int:
 
 def bytes_proto(value: bytes) -> bytes:
     """Return a Feast ValueProto that holds bytes, serialised."""
-    length, head = len(value), bytearray(b"\x0a")
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(head) + bytes([length]) + value
+    from feast.protos.feast.types.Value_pb2 import Value
+
+    return bytes(Value(bytes_val=value).SerializeToString())
 
 
 def time_proto(seconds: float) -> bytes:

@@ -1,6 +1,5 @@
 """The parts of the system that drills break: each can be started, broken and restored."""
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from pipelines.drills.system import (
     Pulse,
     address_of,
     bodies_of,
-    bytes_proto,
     sockets_of,
     time_proto,
     two_crowds,
 )
-from serving.stores.online_features import WRITTEN_FIELD, bytes_value, timestamp
-from tests.chaos.rows import TIMESTAMP, proto
+from serving.stores.online_features import WRITTEN_FIELD, timestamp
+from tests.chaos.rows import TIMESTAMP
 
 
 def asked(user: str | None, *basket: str) -> dict[str, Any]:
@@ -41,13 +39,6 @@ def test_two_crowds_share_no_shopper_and_repeat_no_request() -> None:
 def test_one_shopper_is_not_enough() -> None:
     with pytest.raises(ValueError, match="one shopper"):
         two_crowds([asked("u1", "a"), asked("u1", "b"), asked(None, "c")], 5)
-
-
-@pytest.mark.parametrize("length", [0, 5, 127, 128, 40_000])
-def test_the_endpoint_reads_the_values_that_a_drill_writes(length: int) -> None:
-    value = os.urandom(length)
-    assert bytes_proto(value) == proto(value), "as Feast writes it"
-    assert bytes_value(bytes_proto(value)) == value
 
 
 def test_times_are_encoded_as_in_feast() -> None:
