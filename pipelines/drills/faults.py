@@ -115,10 +115,10 @@ def connections_reset(system: System, notes: Notes) -> Iterator[None]:
     notes["opened_again"] = system.proxy.accepted - before
 
 
-def note_files(system: System, notes: Notes) -> None:
-    """Note how many files the endpoint has open, connections of its callers not counted."""
+def open_files(system: System) -> float:
+    """Return how many files the endpoint has open, connections of its callers not counted."""
     files = psutil.Process(system.server.process.pid).num_fds()
-    notes.setdefault("files", []).append(files - sockets_of(system.address[1], ESTABLISHED))
+    return float(files - sockets_of(system.address[1], ESTABLISHED))
 
 
 @contextlib.contextmanager
@@ -257,9 +257,9 @@ def longest_below(most: int, looks: Sequence[tuple[float, int]]) -> float:
     return max(below, default=0.0)
 
 
-def note_answers(system: System, notes: Notes) -> None:
-    """Note how many answers the endpoint has given."""
-    notes.setdefault("answers", []).append(sum(system.server.samples(RESPONSES).values()))
+def answers_given(system: System) -> float:
+    """Return how many answers the endpoint has given."""
+    return sum(system.server.samples(RESPONSES).values())
 
 
 @contextlib.contextmanager
@@ -295,13 +295,10 @@ def disk_full(system: System, notes: Notes) -> Iterator[None]:
     finally:
         for pid, limits in before.items():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-    notes["written_then"] = system.sample(RECORDS, "written")
-
-
-def note_written(system: System, notes: Notes) -> None:
-    """Note how many records of the log were written since the disk took any again."""
-    if "written_then" in notes:
-        notes["written_after"] = system.sample(RECORDS, "written") - notes.pop("written_then")
+    written = system.sample(RECORDS, "written")
+    notes["written_again_s"] = wait_for(
+        lambda: system.sample(RECORDS, "written") > written, "the log is written again"
+    )
 
 
 def clock_off(seconds: float) -> Break:

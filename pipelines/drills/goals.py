@@ -166,12 +166,6 @@ def waited_for_store(outcome: Outcome) -> float | None:
     return max((ms for ms in found if ms is not None), default=None)
 
 
-def more_files(outcome: Outcome) -> float | None:
-    """Read how many more files the endpoint has open at the end than at the beginning."""
-    before, after = outcome["notes"]["files"]
-    return float(after - before)
-
-
 def served(outcome: Outcome) -> float | None:
     """Read how many of the client's calls the endpoint itself answered in time, in per cent."""
     during = outcome["during"][CLIENT]
@@ -189,9 +183,8 @@ def goodput(outcome: Outcome) -> float | None:
 
 def asked_again(outcome: Outcome) -> float | None:
     """Read how many more answers the endpoint gave than were asked for by then, in per cent of these."""
-    first, last = outcome["notes"]["answers"]
     asked = sum(outcome["all"][s]["requests"] - outcome["before"][s]["requests"] for s in (CLIENT, RAW))
-    return _percent(max(last - first - asked, 0.0), asked)
+    return _percent(max(outcome["notes"]["more_answers"] - asked, 0.0), asked)
 
 
 def computed_for_one(outcome: Outcome) -> float | None:

@@ -159,8 +159,7 @@ def run_drill(drill: Drill, system: System, monitors: Monitors | None) -> tuple[
         time.sleep(effort.before_s)
         if monitors:
             time.sleep(max(monitors.began + effort.history_s - time.monotonic(), 0.0))
-        if drill.note:
-            drill.note(system, notes)
+        counted = {name: count(system) for name, count in drill.counts.items()}
         for name, break_it in drill.breaks.items():
             began = time.monotonic()
             with break_it(system, notes):
@@ -170,8 +169,7 @@ def run_drill(drill: Drill, system: System, monitors: Monitors | None) -> tuple[
             time.sleep(effort.after_s)
             if monitors:
                 _await_quiet(monitors, effort.over_s)
-        if drill.note:
-            drill.note(system, notes)
+        notes |= {name: count(system) - counted[name] for name, count in drill.counts.items()}
         ended = time.monotonic()
     first = streams[CLIENT][0].due
     outcome = {
@@ -202,12 +200,6 @@ def _await_healthy(generator: LoadGenerator, plan: LoadPlan) -> None:
     until = time.monotonic() + SETTLING_S
     once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=HEALTHY)
     while time.monotonic() < until:
-        answers = answers_of(generator.run(once), 1)
-        if all(answer.whole for answer in answers):
+        if all(answer.whole for answer in answers_of(generator.run(once), 1)):
             return
-    reasons = {str(answer.document.get("degraded_reason")) for answer in answers if not answer.whole}
-    log.warning(
-        "  answers are not whole after %g s (%s): is this machine busy? The figures will say so, too",
-        SETTLING_S,
-        ", ".join(sorted(reasons)),
-    )
+    log.warning("  answers are not whole after %g s: is this machine busy?", SETTLING_S)

@@ -257,20 +257,15 @@ def two_crowds(
     Raises:
         ValueError: there are too few.
     """
-    crowds: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] = ([], [])
-    users: dict[str, int] = {}
-    baskets: set[tuple[Any, ...]] = set()
-    for request in requests:
-        user, basket = request.get("user_id"), (request.get("user_id"), *request["basket"])
-        if user is None or basket in baskets:
-            continue
-        crowd = crowds[users.setdefault(str(user), len(users) % 2)]
-        if len(crowd) < questions:
-            baskets.add(basket)
-            crowd.append(request)
-    if not all(crowds):
+    distinct = {(one["user_id"], *one["basket"]): one for one in requests if one.get("user_id") is not None}
+    users = list(dict.fromkeys(user for user, *_ in distinct))
+    if len(users) < 2:
         raise ValueError("the requests are of one shopper: drills need those of two or more")
-    return crowds
+    first = set(users[::2])
+    return (
+        [one for one in distinct.values() if one["user_id"] in first][:questions],
+        [one for one in distinct.values() if one["user_id"] not in first][:questions],
+    )
 
 
 @contextlib.contextmanager

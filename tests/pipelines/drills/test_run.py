@@ -68,7 +68,6 @@ COUNTS = {  # all other figures are times, or shares of what this machine can
     "idle connections not cut off",
     "bodies of 80 MB not refused with 413",
     "requests of the one without an answer",
-    "records written after",
     "calls of the ranker that failed",
     "of the herd without an answer",
     "of the herd for many without an answer",
