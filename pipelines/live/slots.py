@@ -28,6 +28,11 @@ SERVER = (sys.executable, "-P", "-m", "serving.server")
 Launch = Callable[[Path], Sequence[str]]
 
 
+def shipped(bundle: Path) -> Sequence[str]:
+    """Return the program that serves a bundle; a drill starts a worse one."""
+    return SERVER
+
+
 def new_cluster(source: str, log_dir: Path) -> Objects:
     """Return a cluster with the route and two slots; the first one serves the bundle of a URI."""
     objects = Objects()
@@ -74,7 +79,7 @@ class Slots:
         objects: Objects,
         settings: Settings,
         logs: Path,
-        launch: Launch = lambda bundle: SERVER,
+        launch: Launch,
     ) -> None:
         """Begin.
 
@@ -82,7 +87,7 @@ class Slots:
             objects: of the cluster.
             settings: of each endpoint; ports and log are its own.
             logs: folder of the processes' output.
-            launch: the program that serves a bundle; its options follow. A drill starts a worse one.
+            launch: returns the program that serves a bundle; its options follow.
         """
         self._objects, self._settings, self._logs, self._launch = objects, settings, logs, launch
         self._pods: dict[str, list[_Pod]] = {slot: [] for slot in SLOTS}
