@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,25 +180,6 @@ def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
         client.set("a", "b")
     fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "nowhere", said.append)
     assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_filling_the_store_says_that_it_works(
-    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    def publish(*_: object) -> dict[str, int]:
-        eventually(lambda: any("still filling" in text for text in said))
-        return {"users": 60, "items": 80}
-
-    monkeypatch.setattr(up, "SAY_S", 0.01)
-    monkeypatch.setattr(up, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(up, "_publish", publish)
-    (tmp_path / "store").mkdir()
-    fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "features", said.append)
-    assert said[-1] == "the online store holds 60 users and 80 items"
-    assert json.loads((tmp_path / "store" / "filled.json").read_text())["bundle_id"] == "b1"
 
 
 @pytest.mark.slow
