@@ -63,17 +63,7 @@ def test_all_looks_at_a_release_share_a_connection(tmp_path: Path, monkeypatch: 
         assert len(opened) == 1
 
 
-def test_each_way_of_a_release_has_its_case() -> None:
-    assert [case.name for case in CASES] == [
-        *("good", "slow", "failing", "less", "slow-live", "failing-live", "less-live", "wrong-golden"),
-        *("never-ready", "metrics-away", "deployer-killed", "registry-away", "alias-moved"),
-    ]
+def test_only_a_fault_that_no_gate_can_foresee_may_fail_answers() -> None:
     early = GATE.weights[1] + GATE.weights[5]
-    assert {case.name: case.most_failed for case in CASES if case.most_failed} == {
-        "failing-live": int(FAILING_LIVE * early)
-    }
-    assert all(
-        case.most_weight <= 5
-        for case in CASES
-        if case.name in ("wrong-golden", "never-ready", "metrics-away")
-    )
+    failed = {case.name: case.most_failed for case in CASES if case.most_failed}
+    assert failed == {"failing-live": int(FAILING_LIVE * early)}

@@ -42,37 +42,13 @@ sys.exit(main(sys.argv[2:]))
 """
 # Ten and twenty times the defaults: the test is not about a busy machine.
 DEADLINE_MS, STORE_MS = 500.0, 100.0
-COUNTS = {  # all other figures are times, or shares of what this machine can
-    "answers that failed at the client",
-    "fallbacks that do not say so",
-    "lists that cannot be shown",
-    "answers of a lower rung because of a bug",
-    "connections to the store that were opened again",
-    "answers that say the row is invalid",
-    "bodies of 80 MB refused with 413",
-    "answered by the client, no such name",
-    "endpoint's clock, an hour back",
-    "open files more than at the beginning",
-    "broken bundles that were refused",
-    "bundles that answered",
-    "computed, all asking for one list",
-    "computed, two asking for each list",
-    "lists computed, all asking for one list",
-    "lists computed, two asking for each list",
-    "prefetches that failed and were not refused",
-    "change of another shopper's score",
-    "owners without an answer",
-    "half-sent bodies not cut off",
-    "records counted as dropped",
-    "failed, no such name",
-    "idle connections not cut off",
-    "bodies of 80 MB not refused with 413",
-    "requests of the one without an answer",
-    "calls of the ranker that failed",
-    "of the herd without an answer",
-    "of the herd for many without an answer",
-    "processes that were killed",
-}
+# Figures without a unit are counts, but these depend on the speed of this machine.
+TIMED = ("answers later than", "of the herd with the list itself", "requests straight to the endpoint")
+
+
+def is_count(goal: dict[str, Any]) -> bool:
+    told = goal["name"]
+    return told.startswith("endpoint's clock") or not (goal["unit"] or told.startswith(TIMED))
 
 
 def drill_toy(
@@ -98,19 +74,15 @@ def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return result
 
 
-def test_every_count_is_a_figure_of_a_drill() -> None:
-    assert {goal.name for drill in DRILLS for goal in drill.goals()} >= COUNTS
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [drill.name for drill in DRILLS])
 def test_no_request_fails_and_every_fallback_is_labelled(drilled: dict[str, Any], name: str) -> None:
     outcome = drilled["drills"][name]
     assert outcome["all"][CLIENT]["requests"] > 50
     assert all(row["during"][CLIENT]["requests"] for row in outcome["faults"]), "nothing was asked meanwhile"
-    judged = {goal["name"]: goal for goal in outcome["goals"]}
-    missed = [goal for told, goal in judged.items() if told in COUNTS and not goal["reached"]]
-    assert not missed
+    counts = [goal for goal in outcome["goals"] if is_count(goal)]
+    assert counts
+    assert not [goal for goal in counts if not goal["reached"]]
     after = outcome["after"][CLIENT]
     assert after["degraded"] < after["requests"], "it never was well again"
 
