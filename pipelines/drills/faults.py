@@ -36,6 +36,7 @@ from pipelines.drills.system import (
     sockets_of,
     time_proto,
 )
+from serving.release.champion import write_champion
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 
 Notes = dict[str, Any]  # the figures of a fault; plain JSON types
@@ -124,12 +125,11 @@ def open_files(system: System) -> float:
 @contextlib.contextmanager
 def stream_silent(system: System, notes: Notes) -> Iterator[None]:
     """Stop the stream's heartbeat."""
-    assert system.pulse is not None
-    system.pulse.silent = True
+    system.silent.set()
     try:
         yield
     finally:
-        system.pulse.silent = False
+        system.silent.clear()
 
 
 @contextlib.contextmanager
@@ -323,7 +323,7 @@ def another_champion(number: int) -> Break:
     @contextlib.contextmanager
     def another(system: System, notes: Notes) -> Iterator[None]:
         known, began = len(system.server.events("bundle")), time.monotonic()
-        system.champion(system.champions[number])
+        write_champion(system.home, system.champions[number])
         wait_for(lambda: len(system.server.events("bundle")) > known, "the other bundle answers")
         notes.setdefault("swap_s", []).append(time.monotonic() - began)
         yield
@@ -341,13 +341,13 @@ def broken_champion(spoil: Callable[[Path], None]) -> Break:
         shutil.copytree(system.home / other.path, place)
         spoil(place)
         refused, began = system.sample(REFUSED, "refused"), time.monotonic()
-        system.champion(replace(other, path=f"bundles/{place.name}"))
+        write_champion(system.home, replace(other, path=f"bundles/{place.name}"))
         try:
             wait_for(lambda: system.sample(REFUSED, "refused") > refused, "the broken bundle is refused")
             notes.setdefault("refused_s", []).append(time.monotonic() - began)
             yield
         finally:
-            system.champion(good)
+            write_champion(system.home, good)
             shutil.rmtree(place)
 
     return broken

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,6 @@ LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
 ESTABLISHED, LISTENING = "01", "0A"  # states of a socket in /proc/net
 WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
-
 FLOOD = "flood"
 
 
@@ -96,20 +96,6 @@ CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clo
 
 
 @dataclass
-class Pulse:
-    """The stream's heartbeat, as `reco stream` writes it, until `silent` is set."""
-
-    store: Store
-    silent: bool = False
-
-    def beat(self) -> None:
-        """Write it, with the time."""
-        if not self.silent:
-            now = time_proto(time.time())
-            self.store.write(HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: now})
-
-
-@dataclass
 class RankerProcess:
     """An endpoint that ranks for another one; it can be killed and started again in the same place."""
 
@@ -158,7 +144,7 @@ class System:
     server: MeasuredServer
     champions: Sequence[Champion]  # of that home: two bundles of the same files
     front: Proxy  # before the endpoint
-    pulse: Pulse | None = None
+    silent: threading.Event  # while it is set, the stream's heartbeat is not written
     clock: Clock | None = None
     ranker: RankerProcess | None = None
 
@@ -186,10 +172,6 @@ class System:
     def proxy(self) -> Proxy:
         """The proxy before the store."""
         return self.testbed.proxy
-
-    def champion(self, champion: Champion) -> None:
-        """Point the home at another bundle."""
-        write_champion(self.home, champion)
 
     def sample(self, metric: str, *labels: str) -> float:
         """Return the value of a metric now, 0 if it was never counted."""
@@ -283,12 +265,18 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
     settings = private(standard, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
-            pulse = clock = ranker = None
+            clock = ranker = None
+            silent = threading.Event()
+
+            def beat() -> None:
+                if not silent.is_set():
+                    fields = {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: time_proto(time.time())}
+                    testbed.store.write(HEARTBEAT, fields)
+
             if setup.clock:  # the next system has no stream, and must not see the end of this one
                 stack.callback(testbed.store.delete, HEARTBEAT)
-                pulse = Pulse(testbed.store)
-                pulse.beat()
-                stack.enter_context(repeating(pulse.beat, BEAT_S))
+                beat()
+                stack.enter_context(repeating(beat, BEAT_S))
                 clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
@@ -302,7 +290,7 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
         except RuntimeError as error:
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
-        yield System(testbed, home, server, champions, front, pulse, clock, ranker)
+        yield System(testbed, home, server, champions, front, silent, clock, ranker)
 
 
 def stream_plans(

