@@ -31,7 +31,7 @@ from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
 from feature_repo.errors import RecoError
-from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.live.small_cluster import SmallCluster
 
@@ -282,17 +282,12 @@ class Case:
     goals: Sequence[Goal] = ()
 
 
-def figure(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the reader of one figure of an outcome."""
-    return lambda outcome: outcome.get(name)
-
-
 def _worse(fault: str, proves: str, says: str, most_failed: int = 0) -> Case:
     """Return the case of a canary whose answers to shoppers are worse."""
     found = (
-        Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
-        Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
-        Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
+        Goal("time to detect", "<=", 60.0, " s", part_of("detect_s")),
+        Goal("time to abort", "<=", 2.0, " s", part_of("abort_s")),
+        Goal("weight of a bad canary", "<=", 5, " %", part_of("largest_weight")),
     )
     return Case(fault, proves, says, fault=fault, most_failed=most_failed, goals=found)
 
@@ -305,8 +300,8 @@ CASES = (
         _roll_back_later,
         "done",
         goals=(
-            Goal("time to all traffic", "<=", 300.0, " s", figure("full_s")),
-            Goal("rollback from a parked slot", "<=", 60.0, " s", figure("back_s")),
+            Goal("time to all traffic", "<=", 300.0, " s", part_of("full_s")),
+            Goal("rollback from a parked slot", "<=", 60.0, " s", part_of("back_s")),
         ),
     ),
     _worse("slow", "p99 x 3 is aborted", "slower than"),
@@ -347,8 +342,8 @@ CASES = (
         most_weight=25,
         pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
         goals=(
-            Goal("until the guard has aborted", "<=", 20.0, " s", figure("guarded_s")),
-            Goal("weight at which it was killed", ">=", 25, " %", figure("largest_weight")),
+            Goal("until the guard has aborted", "<=", 20.0, " s", part_of("guarded_s")),
+            Goal("weight at which it was killed", ">=", 25, " %", part_of("largest_weight")),
         ),
     ),
     Case(
@@ -357,7 +352,7 @@ CASES = (
         "exit code 3 at 100 %, resumed to champion 2",
         _registry_away,
         pace=HURRY,
-        goals=(Goal("rollback in the hold", "<=", 2.0, " s", figure("back_s")),),
+        goals=(Goal("rollback in the hold", "<=", 2.0, " s", part_of("back_s")),),
     ),
     Case(
         "alias-moved",

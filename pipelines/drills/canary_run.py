@@ -19,7 +19,7 @@ from components.rollout.cluster import ClusterUnreachable
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from feature_repo.errors import RecoError
-from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.bench.report import percentiles, write_report
 from pipelines.drills.bad_endpoint import LIVE
@@ -31,7 +31,6 @@ from pipelines.drills.canary import (
     Case,
     DrillVersions,
     Shop,
-    figure,
 )
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import draw_release, release_table
@@ -128,11 +127,15 @@ def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
     outcome |= {"proves": case.proves, "pace": pace}
     outcome |= _figures(case, seen, streams, bundles["2"])
     common = (
-        Goal("answers that failed at the client", "<=", 0, "", figure("failed_at_client")),
+        Goal("answers that failed at the client", "<=", 0, "", part_of("failed_at_client")),
         Goal(
-            "answers other than 200 without the client", "<=", case.most_failed, "", figure("failed_straight")
+            "answers other than 200 without the client",
+            "<=",
+            case.most_failed,
+            "",
+            part_of("failed_straight"),
         ),
-        Goal("largest weight of the canary", "<=", case.most_weight, " %", figure("largest_weight")),
+        Goal("largest weight of the canary", "<=", case.most_weight, " %", part_of("largest_weight")),
     )
     outcome["goals"] = [goal.judge(outcome) for goal in (*common, *case.goals)]
     reached = all(goal["reached"] for goal in outcome["goals"])

@@ -25,7 +25,7 @@ from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadPlan, sending
 from pipelines.bench.report import percentiles
 from pipelines.drills.faults import Break, Notes
-from pipelines.drills.system import WARM_UP, System, bodies_of
+from pipelines.drills.system import WARM_UP, System, bodies_of, client_plan
 from serving.schemas import MAX_BASKET
 
 CUT_S = 6.0  # how long the slow callers wait to be cut off
@@ -237,16 +237,8 @@ def service_silent(system: System, notes: Notes) -> Iterator[None]:
 @contextlib.contextmanager
 def name_gone(system: System, notes: Notes) -> Iterator[None]:
     """Let a second client call an endpoint whose name this machine's name service does not know."""
-    testbed = system.testbed
-    plan = LoadPlan(
-        *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(testbed.asked, False))),
-        *(LONGEST_S, system.effort.client_rate),
-        warm_up=0,
-        patience_s=PATIENCE_S,
-        keep=True,
-        best_sellers=str(testbed.best_sellers),
-        deadline_ms=testbed.deadline_ms,
-    )
+    plan = client_plan(system.testbed, "http://recommender.invalid:8080", system.effort.client_rate)
+    plan = replace(plan, warm_up=0, patience_s=PATIENCE_S)
     # Before: the first call of a process loads the client's code.
     system.flood.run(replace(plan, rate=0.0, connections=1, requests=WARM_UP))
     with sending((system.flood, plan)) as loads:

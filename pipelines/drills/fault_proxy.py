@@ -100,15 +100,12 @@ class Proxy:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
-            for end in (client, server):
-                if end is not None:
-                    _close(end)
+            self._part(client, *([server] if server else []))
             return
         with self._lock:
             self._sockets |= {client, server}
         if self._closed:
-            _close(client)
-            _close(server)
+            self._part(client, server)
         self._start(self._questions, client, server)
         self._answers(server, client)
 

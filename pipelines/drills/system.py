@@ -294,30 +294,27 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
 
 
 def stream_plans(
-    testbed: Testbed,
-    client_at: str,
-    raw_at: str,
-    client_rate: float,
-    raw_rate: float,
-    connections: int = 64,
+    testbed: Testbed, client_at: str, raw_at: str, client_rate: float, raw_rate: float, connections: int = 64
 ) -> dict[str, LoadPlan]:
     """Return the plans of the two constant streams, through the client and straight."""
-    common: dict[str, Any] = {
-        "seconds": LONGEST_S,
-        "warm_up": WARM_UP,
-        "keep": True,
-        "connections": connections,
-    }
-    client = LoadPlan(
-        f"client+{client_at}",
+    client = client_plan(testbed, client_at, client_rate)
+    bodies = testbed.generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    raw = LoadPlan(f"{raw_at}{PREDICT}", bodies, LONGEST_S, raw_rate, warm_up=WARM_UP, keep=True, seed=1)
+    return {CLIENT: replace(client, connections=connections), RAW: replace(raw, connections=connections)}
+
+
+def client_plan(testbed: Testbed, at: str, rate: float) -> LoadPlan:
+    """Return the plan of a constant stream through the client."""
+    return LoadPlan(
+        f"client+{at}",
         testbed.generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
-        **common,
-        rate=client_rate,
+        LONGEST_S,
+        rate,
+        warm_up=WARM_UP,
+        keep=True,
         best_sellers=str(testbed.best_sellers),
         deadline_ms=testbed.deadline_ms,
     )
-    bodies = testbed.generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
-    return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pipelines.bench.load.generator import load_generator
 from pipelines.drills import crowds
 from pipelines.drills.crowds import _cold, _cut_off, was_computed
 from pipelines.drills.fault_proxy import Proxy
+from pipelines.drills.outcome import CLIENT
 from pipelines.drills.system import System
 from serving.schemas import MAX_BASKET, parse_instances
 from tests.chaos.listening import listening
@@ -78,14 +79,14 @@ def test_only_an_answer_with_a_ranking_time_counts_as_computed() -> None:
 @pytest.mark.slow
 def test_without_a_host_address_the_client_falls_back(tmp_path: Path) -> None:
     (tmp_path / "best_sellers.json").write_text('["bread"]')
-    testbed = SimpleNamespace(
-        asked=[{"basket": ["a"]}],
-        folder=tmp_path,
-        best_sellers=tmp_path / "best_sellers.json",
-        deadline_ms=200.0,
-    )
     notes: dict[str, Any] = {}
     with load_generator() as flood:
+        testbed = SimpleNamespace(
+            generators={CLIENT: flood},
+            asked=[{"basket": ["a"]}],
+            best_sellers=tmp_path / "best_sellers.json",
+            deadline_ms=200.0,
+        )
         system = system_of(testbed=testbed, flood=flood, effort=SimpleNamespace(client_rate=50.0))
         with crowds.name_gone(system, notes):
             time.sleep(1.0)
