@@ -12,7 +12,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipelines.live.cluster_api import Document, LocalServer, Objects
+from components.rollout.cluster import Document
+from pipelines.live.cluster_api import LocalServer, Objects
 
 PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
@@ -101,13 +102,19 @@ class Gateway(LocalServer):
             self._seen, self._pods = now, pods
 
 
-_connections = threading.local()
+class _Idle(threading.local):
+    """The open connections of a thread, by port."""
+
+    def __init__(self) -> None:
+        self.connections: dict[int, http.client.HTTPConnection] = {}
+
+
+_idle = _Idle()
 
 
 def ask(port: int, call: Call) -> tuple[int, Any, bytes]:
     """Return status, headers and body of a pod's answer; where an idle connection broke, over a new one."""
-    idle: http.client.HTTPConnection | None = _connections.__dict__.pop(port, None)
-    if idle is not None:
+    if (idle := _idle.connections.pop(port, None)) is not None:
         with contextlib.suppress(*_GONE):
             return _ask(idle, port, call)
     return _ask(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), port, call)
@@ -124,7 +131,7 @@ def _ask(connection: http.client.HTTPConnection, port: int, call: Call) -> tuple
     if answer.will_close:
         connection.close()
     else:
-        _connections.__dict__[port] = connection
+        _idle.connections[port] = connection
     return answer.status, answer.headers, content
 
 

@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from components.rollout import NAMESPACE
+from components.rollout.cluster import Document
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
-from pipelines.live.cluster_api import Document, Objects
+from pipelines.live.cluster_api import Objects
 from pipelines.live.ports import answers, free_port
 from pipelines.live.supervisor import tail, until_parent_ends
 from serving.settings import Settings

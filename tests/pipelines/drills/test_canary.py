@@ -1,18 +1,14 @@
 """The versions of the release drill, and its cases."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from components.home import Conflict
 from components.release.registry import RegistryUnreachable
 from pipelines.drills.bad_endpoint import FAILING_LIVE
-from pipelines.drills.canary import CASES, GATE, DrillVersions, Shop
-from pipelines.live.small_cluster import small_cluster
-from serving.settings import Settings
+from pipelines.drills.canary import CASES, GATE, DrillVersions
 from tests.components.rollout.test_plan import RECORD
 
 
@@ -42,25 +38,6 @@ def test_an_alias_that_was_moved_by_hand_is_a_conflict(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="moved by hand"):
         versions.seal(RECORD)
     assert versions.champions() == ["1"]
-
-
-@pytest.mark.slow
-def test_all_looks_at_a_release_share_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that opens its own takes milliseconds of the processor that the drill measures."""
-    never_ready = (sys.executable, "-c", "import time; time.sleep(600)")
-    settings, versions = Settings(tmp_path, http_port=0, store_url="memory:"), DrillVersions(tmp_path, {})
-    with small_cluster(tmp_path, settings, tmp_path / "logs", launch=lambda _: never_ready) as cluster:
-        opened: list[Any] = []
-        accept = cluster.api.process_request
-
-        def count(request: Any, address: Any) -> None:
-            opened.append(address)
-            accept(request, address)
-
-        monkeypatch.setattr(cluster.api, "process_request", count)
-        shop = Shop(tmp_path, cluster, versions, GATE)
-        assert [shop.seen() for _ in range(20)] == [("", 0)] * 20
-        assert len(opened) == 1
 
 
 def test_only_a_fault_that_no_gate_can_foresee_may_fail_answers() -> None:

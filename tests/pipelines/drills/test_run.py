@@ -6,27 +6,27 @@ this machine may be busy. `reco drill` itself asserts both.
 
 import contextlib
 import json
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from click.testing import CliRunner
+from psutil import NoSuchProcess
+from redis import RedisError
 
-from monitoring.alerting import read_slo
+from monitoring.alerting import ROOT, read_slo
 from pipelines.bench.load.waiting import NotReached
 from pipelines.cli.shell import main
+from pipelines.drills import run
 from pipelines.drills.catalogue import ALL, DRILLS, Drill, choose_drills
-from pipelines.drills.faults import Notes
 from pipelines.drills.goals import waited_for_store
-from pipelines.drills.outcome import CLIENT
+from pipelines.drills.outcome import CLIENT, Answer
 from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
-from pipelines.drills.system import SHORT, System
+from pipelines.drills.system import SHORT
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
 from tests.champions import promote_sealed
@@ -122,42 +122,40 @@ def test_the_notes_of_each_fault_are_recorded(drilled: dict[str, Any]) -> None:
     assert len(swapped) == 2
 
 
-@contextlib.contextmanager
-def never_comes(system: System, notes: Notes) -> Iterator[None]:
-    raise NotReached("waited 1 s in vain: what never comes")
-    yield
+@pytest.mark.parametrize(
+    "error",
+    [NotReached("nothing came"), ConnectionRefusedError("refused"), RedisError("gone"), NoSuchProcess(1)],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_drill_that_breaks_off_keeps_the_results_of_the_others(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The drills after it get a new system."""
+    drills = choose_drills(["store-killed", "store-frozen", "disk-full"])
+    measured = json.loads((ROOT / "docs" / "figures" / "drills.json").read_bytes())
+    systems: list[str] = []
 
+    def start(testbed: object, setup: object, name: str) -> Any:
+        systems.append(name)
+        return contextlib.nullcontext()
 
-@contextlib.contextmanager
-def endpoint_dies(system: System, notes: Notes) -> Iterator[None]:
-    system.server.process.kill()
-    system.server.process.wait()
-    yield
-    system.sample("reco_responses_total")
+    def carry_out(drill: Drill, *_: object) -> Any:
+        if drill.name == "store-frozen":
+            raise error
+        return measured["drills"][drill.name], [Answer(0, 0.0, 4.0, 4.0, False, {})]
 
-
-@contextlib.contextmanager
-def process_is_gone(system: System, notes: Notes) -> Iterator[None]:
-    worker = psutil.Process(system.server.process.pid)
-    system.server.process.kill()
-    system.server.process.wait()
-    worker.kill()
-    yield
-
-
-@pytest.mark.slow
-def test_an_aborted_drill_keeps_the_results_of_the_others(toy_line: Path, tmp_path: Path) -> None:
-    broken = Drill("broken-off", "nothing", {"never": never_comes})
-    dead = Drill("dead", "nothing", {"dies": endpoint_dies})
-    gone = Drill("gone", "nothing", {"ends": process_is_gone})
-    before, after = choose_drills(["store-killed", "disk-full"])
-    result = drill_toy([before, broken, dead, gone, after], toy_line, tmp_path)
+    where = {name: measured[name] for name in ("machine", "commit", "measured_at")}
+    monkeypatch.setattr("pipelines.bench.report.measured_on", lambda: where)
+    monkeypatch.setattr(run, "open_testbed", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(run, "read_manifest", lambda bundle: {"bundle_id": "b1"})
+    monkeypatch.setattr(run, "running_system", start)
+    monkeypatch.setattr(run, "run_drill", carry_out)
+    result = run.run_drills(drills, tmp_path, tmp_path, [], tmp_path)
     assert list(result["drills"]) == ["store-killed", "disk-full"]
-    assert list(result["broken_off"]) == ["broken-off", "dead", "gone"]
-    assert "Connection refused" in result["broken_off"]["dead"]
-    assert "process no longer exists" in result["broken_off"]["gone"]
+    assert result["broken_off"] == {"store-frozen": str(error)}
+    assert systems == ["system-1", "system-2"]
     assert not result["passed"]
-    assert "`broken-off` was broken off: waited 1 s in vain" in (tmp_path / "drills.md").read_text()
+    assert f"`store-frozen` was broken off: {error}" in (tmp_path / "drills.md").read_text()
 
 
 @pytest.mark.slow
@@ -276,17 +274,6 @@ def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Pa
     assert "| must page |" in (tmp_path / "alerts.md").read_text()
     pictures = {file.name for file in tmp_path.glob("dashboard-*.png")}
     assert pictures == {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
-
-
-@pytest.mark.slow
-def test_a_missing_store_program_exits_as_unavailable(
-    home: Path, toy_line: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipelines.bench.load.local_store.store_program", lambda: None)
-    shutil.copytree(toy_line / "home" / "offline_store", home / "offline_store")
-    done = reco(home, "store-killed", "--short")
-    assert done.exit_code == 3
-    assert "no valkey-server or redis-server" in done.output
 
 
 @pytest.mark.parametrize(
