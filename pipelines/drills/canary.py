@@ -55,25 +55,20 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """Two versions, history and alias, in files; while the file `away` is there, no registry answers."""
+    """The versions that were champion, in a file; while `away` is there, too, no registry answers.
+
+    While `moved` is there, somebody has moved the alias by hand.
+    """
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
         self._home, self._bundles = home, bundles
-        if not (home / "alias.json").is_file():
-            self._write(["1"])
+        if not (home / "champions.json").is_file():
+            write_json(home / "champions.json", ["1"])
 
     def champions(self) -> list[str]:
         """Return the versions that were champion, the last one now."""
-        return list(json.loads((self._home / "history.json").read_bytes()))
-
-    def point(self, version: str) -> None:
-        """Move the alias by hand, past the history."""
-        write_json(self._home / "alias.json", version)
-
-    def _write(self, champions: list[str]) -> None:
-        write_json(self._home / "history.json", champions)
-        self.point(champions[-1])
+        return list(json.loads((self._home / "champions.json").read_bytes()))
 
     def find(self, version: str) -> tuple[str, str]:
         """Return a version and its bundle."""
@@ -110,11 +105,14 @@ class DrillVersions:
     def _move(self, record: Release, is_back: bool) -> None:
         if (self._home / "away").exists():
             raise RegistryUnreachable("the drill's registry is away")
-        champions = self.champions()
-        if json.loads((self._home / "alias.json").read_bytes()) != champions[-1]:
+        if (self._home / "moved").exists():
             raise Conflict("the alias champion was moved by hand")
+        champions = self.champions()
         if champions[-1] != record.version:
-            self._write(champions[:-1] if is_back else [*champions, record.version])
+            write_json(
+                self._home / "champions.json",
+                champions[:-1] if is_back else [*champions, record.version],
+            )
 
 
 @dataclass(frozen=True)
@@ -250,13 +248,13 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
 
 def _alias_moved(shop: Shop) -> dict[str, Any]:
     code = 0
-    shop.versions.point("3")
+    (shop.home / "moved").touch()
     try:
         shop.rollout().start("2", shop.versions.place)
     except Conflict as error:
         code = error.exit_code
     weight = shop.seen()[1]
-    shop.versions.point("1")
+    (shop.home / "moved").unlink()
     record = shop.rollout().rollback(shop.versions.place)
     return {"ended": record.state, "reason": f"exit code {code} at {weight} %, {record.reason}"}
 

@@ -33,6 +33,7 @@ HOUR_S, DAY_S = 3_600.0, 86_400.0
 # Alerts that page.
 DEGRADED, STALE, FACTS, GONE = "CheckoutDegraded", "FeaturesStale", "FactsStale", "CheckoutGone"
 ALL = "all"
+OWN_FAULTS = ("preprocess_error", "predict_error", "postprocess_error")  # reasons that name a bug
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,30 @@ class Drill:
     setup: Setup = STANDARD
     during_s: float = 0.0  # of each fault, at least: some show late
     in_front: bool = False  # the client connects through the proxy before the endpoint
-    raw_suffers: bool = False  # this and the next two: see `common_goals`
-    late_ms: float = LATE_MS
-    recovery_s: float = goals.RECOVERY_S
+    raw_suffers: bool = False  # the stream without the client may get other answers than before
+    late_ms: float = LATE_MS  # the tolerance of a call after its deadline
+    recovery_s: float = goals.RECOVERY_S  # how long after the end of a fault answers may be less
     prepare: Callable[[System, Notes], None] | None = None  # called before the first request
     counts: Mapping[str, Callable[[System], float]] = field(default_factory=dict)  # their growth is noted
     pages: Mapping[str, str] = field(default_factory=dict)  # the alert by fault; another fault must not page
 
     def goals(self, with_alerts: bool = False) -> Iterator[Goal]:
         """Yield everything that must hold."""
-        yield from goals.common_goals(self.raw_suffers, self.late_ms, self.recovery_s)
+        labelled = (CLIENT,) if self.raw_suffers else (CLIENT, RAW)
+        late = f"answers later than the deadline + {self.late_ms:g} ms"
+        yield none("answers that failed at the client", part_of("all", CLIENT, "failed"))
+        yield none(late, part_of("all", CLIENT, "late"))
+        yield none("fallbacks that do not say so", goals.total(labelled, "unlabelled"))
+        yield none("lists that cannot be shown", goals.total((CLIENT, RAW), "invalid"))
+        yield none("answers of a lower rung because of a bug", goals.told("all", *OWN_FAULTS))
+        yield Goal("until answers are whole again", "<=", self.recovery_s, " s", goals.recovery)
         yield from self.own_goals
+        if with_alerts and self.pages:
+            paged, over = goals.slowest_page("paged_s"), goals.slowest_page("resolved_s")
+            yield Goal("until the right page", "<=", goals.PAGE_S, " s", paged)
+            yield Goal("until the page is resolved", "<=", goals.RESOLVED_S, " s", over)
         if with_alerts:
-            yield from goals.alert_goals(bool(self.pages))
+            yield none("wrong pages", goals.wrong_pages)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON types."""

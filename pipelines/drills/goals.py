@@ -11,7 +11,6 @@ from pipelines.drills.outcome import CLIENT, RAW
 RECOVERY_S = 3.0
 STORE_WAIT_MS, STORE_MS = 15.0, 6.0  # of one request, and of the p99 over the healthy one
 TOLD_S = 1.0
-OWN_FAULTS = ("preprocess_error", "predict_error", "postprocess_error")  # reasons that name a bug
 PAGE_S, RESOLVED_S = 60.0, 300.0  # from a fault to its page, from the repair to its end
 
 Outcome = Mapping[str, Any]
@@ -27,24 +26,6 @@ def some(name: str, read: Read) -> Goal:
     return Goal(name, ">=", 1, "", read)
 
 
-def common_goals(raw_suffers: bool, late_ms: float, recovery_s: float) -> Iterator[Goal]:
-    """Yield the goals of every drill.
-
-    Args:
-        raw_suffers: the stream without the client may get other answers than before.
-        late_ms: the tolerance of a call after its deadline.
-        recovery_s: how long after the end of a fault answers may be less.
-    """
-    labelled = (CLIENT,) if raw_suffers else (CLIENT, RAW)
-    late = f"answers later than the deadline + {late_ms:g} ms"
-    yield none("answers that failed at the client", part_of("all", CLIENT, "failed"))
-    yield none(late, part_of("all", CLIENT, "late"))
-    yield none("fallbacks that do not say so", total(labelled, "unlabelled"))
-    yield none("lists that cannot be shown", total((CLIENT, RAW), "invalid"))
-    yield none("answers of a lower rung because of a bug", told("all", *OWN_FAULTS))
-    yield Goal("until answers are whole again", "<=", recovery_s, " s", recovery)
-
-
 def store_goals(*names: str) -> Iterator[Goal]:
     """Yield the goals while the store does not answer in time because of the faults `names`."""
     yield Goal("longest wait of a request for the store", "<=", STORE_WAIT_MS, " ms", waited_for_store)
@@ -58,12 +39,9 @@ def told_goal(fault: str, most_s: float = TOLD_S) -> Goal:
     return Goal(f"until every answer says so, {fault}", "<=", most_s, " s", of_fault(fault, "told_s"))
 
 
-def alert_goals(pages: bool) -> Iterator[Goal]:
-    """Yield the goals of a drill that Prometheus watches; `pages`: a fault of it must page."""
-    if pages:
-        yield Goal("until the right page", "<=", PAGE_S, " s", slowest_page("paged_s"))
-        yield Goal("until the page is resolved", "<=", RESOLVED_S, " s", slowest_page("resolved_s"))
-    yield none("wrong pages", lambda found: float(sum(len(one["wrong"]) for one in found["pages"])))
+def wrong_pages(outcome: Outcome) -> float:
+    """Read how many alerts paged that should not."""
+    return float(sum(len(page["wrong"]) for page in outcome["pages"]))
 
 
 def slowest_page(name: str) -> Read:

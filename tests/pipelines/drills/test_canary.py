@@ -34,7 +34,7 @@ def test_a_registry_that_is_away_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_alias_that_was_moved_by_hand_is_a_conflict(tmp_path: Path) -> None:
     versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
-    versions.point("3")
+    (tmp_path / "moved").touch()
     with pytest.raises(Conflict, match="moved by hand"):
         versions.seal(RECORD)
     assert versions.champions() == ["1"]

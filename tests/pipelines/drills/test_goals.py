@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.bench.load.goals import Goal
 from pipelines.drills import goals
+from pipelines.drills.catalogue import Drill
 from pipelines.drills.outcome import CLIENT, RAW
 
 
@@ -43,7 +44,8 @@ def outcome(**changed: Any) -> dict[str, Any]:
 
 
 def missed(found: dict[str, Any], raw_suffers: bool = False) -> list[str]:
-    judged = [goal.judge(found) for goal in goals.common_goals(raw_suffers, 5.0, 3.0)]
+    drill = Drill("any", "anything", {}, raw_suffers=raw_suffers)
+    judged = [goal.judge(found) for goal in drill.goals()]
     return [goal["name"] for goal in judged if not goal["reached"]]
 
 
@@ -151,7 +153,8 @@ def test_answers_are_counted_by_their_reason() -> None:
 def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
     def judged(*pages: dict[str, Any]) -> dict[str, Any]:
         found = outcome(pages=pages)
-        return {goal.name: goal.judge(found)["reached"] for goal in goals.alert_goals(True)}
+        every = [goal.judge(found) for goal in Drill("any", "anything", {}, pages={"f": "A"}).goals(True)]
+        return {goal["name"]: goal["reached"] for goal in every if "page" in goal["name"]}
 
     good = {"expected": "A", "paged_s": 44.0, "resolved_s": 200.0, "wrong": []}
     quiet: dict[str, Any] = {"expected": "", "paged_s": None, "resolved_s": None, "wrong": []}
@@ -164,7 +167,10 @@ def test_a_page_that_is_missing_late_or_wrong_misses_its_goal() -> None:
     }
     assert judged(good | {"paged_s": 61.0})["until the right page"] is False
     assert judged(good, quiet | {"wrong": ["B"]})["wrong pages"] is False
-    assert [goal.name for goal in goals.alert_goals(False)] == ["wrong pages"]
+    assert [goal.name for goal in Drill("any", "anything", {}).goals(True)][-2:] == [
+        "until answers are whole again",
+        "wrong pages",
+    ]
 
 
 def test_the_answers_of_one_shopper_are_a_share_of_its_requests() -> None:
