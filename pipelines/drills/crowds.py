@@ -24,7 +24,7 @@ import orjson
 from pipelines.bench.load.arms import PREDICT
 from pipelines.bench.load.generator import LoadPlan, sending
 from pipelines.bench.report import percentiles
-from pipelines.drills.faults import Break, Notes
+from pipelines.drills.faults import Break, Notes, between
 from pipelines.drills.system import WARM_UP, System, bodies_of, client_plan
 from serving.schemas import MAX_BASKET
 
@@ -213,25 +213,14 @@ async def _cut_off(
     return {"crowd": count, "left": len(left), "last_s": last_s}
 
 
-@contextlib.contextmanager
-def service_refuses(system: System, notes: Notes) -> Iterator[None]:
-    """Refuse connections at the endpoint's address, and reset the existing ones."""
+def _refuse(system: System) -> None:
     system.front.refuse()
     system.front.reset_peer()
-    try:
-        yield
-    finally:
-        system.front.listen()
 
 
-@contextlib.contextmanager
-def service_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Keep connections to the endpoint and accept new ones, while nothing passes."""
-    system.front.frozen = True
-    try:
-        yield
-    finally:
-        system.front.heal()
+service_refuses = between(_refuse, lambda system: system.front.listen())
+# Connections stay, and new ones are accepted, while nothing passes.
+service_silent = between(lambda system: system.front.freeze(), lambda system: system.front.heal())
 
 
 @contextlib.contextmanager

@@ -64,6 +64,10 @@ class Proxy:
                 one.shutdown(socket.SHUT_RD)  # wakes its thread and, unlike the other half, says nothing
             one.close()
 
+    def freeze(self) -> None:
+        """Move nothing from now on."""
+        self.frozen = True
+
     def heal(self) -> None:
         """Take all faults back that are attributes."""
         self.latency_s, self.frozen, self.drip, self.limit_bytes = lambda: 0.0, False, None, None

@@ -53,24 +53,24 @@ KILL_EVERY_S, LOOK_EVERY_S = 2.0, 0.1
 SPINS_PER_CORE = 2  # processes that take the processors away
 
 
-@contextlib.contextmanager
-def store_killed(system: System, notes: Notes) -> Iterator[None]:
-    """Kill the store, and start it again with its saved data."""
-    system.store.kill()
-    try:
-        yield
-    finally:
-        system.store.start()
+def between(begin: Callable[[System], object], end: Callable[[System], object]) -> Break:
+    """Return a fault that one act begins and another ends."""
+
+    @contextlib.contextmanager
+    def broken(system: System, notes: Notes) -> Iterator[None]:
+        begin(system)
+        try:
+            yield
+        finally:
+            end(system)
+
+    return broken
 
 
-@contextlib.contextmanager
-def store_frozen(system: System, notes: Notes) -> Iterator[None]:
-    """Stop the store (SIGSTOP): connections stay, new ones are accepted, nothing is answered."""
-    system.store.freeze()
-    try:
-        yield
-    finally:
-        system.store.thaw()
+store_killed = between(lambda system: system.store.kill(), lambda system: system.store.start())
+# SIGSTOP: connections stay, new ones are accepted, nothing is answered.
+store_frozen = between(lambda system: system.store.freeze(), lambda system: system.store.thaw())
+stream_silent = between(lambda system: system.silent.set(), lambda system: system.silent.clear())
 
 
 def store_late(latency_s: float) -> Break:
@@ -95,16 +95,7 @@ def answers_drip(size: int, pause_s: float) -> Break:
 
 
 def _spoiled(**toxics: Any) -> Break:
-    @contextlib.contextmanager
-    def spoiled(system: System, notes: Notes) -> Iterator[None]:
-        for name, value in toxics.items():
-            setattr(system.proxy, name, value)
-        try:
-            yield
-        finally:
-            system.proxy.heal()
-
-    return spoiled
+    return between(lambda system: vars(system.proxy).update(toxics), lambda system: system.proxy.heal())
 
 
 @contextlib.contextmanager
@@ -120,16 +111,6 @@ def open_files(system: System) -> float:
     """Return how many files the endpoint has open, connections of its callers not counted."""
     files = psutil.Process(system.server.process.pid).num_fds()
     return float(files - sockets_of(system.address[1], ESTABLISHED))
-
-
-@contextlib.contextmanager
-def stream_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Stop the stream's heartbeat."""
-    system.silent.set()
-    try:
-        yield
-    finally:
-        system.silent.clear()
 
 
 @contextlib.contextmanager

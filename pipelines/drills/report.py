@@ -104,11 +104,9 @@ def alerts_table(result: Mapping[str, Any]) -> str:
 def missed_figures(outcome: Mapping[str, Any]) -> str:
     """Return the missed figures of a drill, in a line; empty: none."""
     missed = [goal for goal in outcome["goals"] if not goal["reached"]]
-    return "; ".join(f"{goal['name']} {_figure(goal['measured'])} (wanted {goal['goal']})" for goal in missed)
-
-
-def _figure(measured: float | None) -> str:
-    return MISSING if measured is None else f"{measured:.4g}"
+    figures = [MISSING if goal["measured"] is None else f"{goal['measured']:.4g}" for goal in missed]
+    told = zip(missed, figures, strict=True)
+    return "; ".join(f"{goal['name']} {figure} (wanted {goal['goal']})" for goal, figure in told)
 
 
 def alerts_verdict(drills: Mapping[str, Any]) -> str:
