@@ -113,24 +113,6 @@ def open_files(system: System) -> float:
     return float(files - sockets_of(system.address[1], ESTABLISHED))
 
 
-@contextlib.contextmanager
-def rows_of_long_ago(system: System, notes: Notes) -> Iterator[None]:
-    """Make the rows of the client's shoppers older than a row may be."""
-
-    def aged(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
-        return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
-
-    with _rewritten(system, system.testbed.asked, aged):
-        yield
-
-
-@contextlib.contextmanager
-def rows_poisoned(system: System, notes: Notes) -> Iterator[None]:
-    """Write rows that no stream would write for the shoppers of the raw stream, each kind in turn."""
-    with _rewritten(system, system.testbed.raw, poisoned):
-        yield
-
-
 def poisoned(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
     """Return the poisoned fields of a user's row, the kinds of poison in turn."""
     packed = bytes_value(row[HISTORY_FIELD])
@@ -151,22 +133,34 @@ def _with_money(user: str, packed: bytes, amount: float) -> bytes:
     return pack(replace(events, paid=money, discount=money), user)
 
 
-@contextlib.contextmanager
+def _aged(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
+    """Return the field of a row that is older than a row may be."""
+    return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
+
+
 def _rewritten(
-    system: System,
-    requests: Sequence[Mapping[str, Any]],
+    requests: Callable[[System], Sequence[Mapping[str, Any]]],
     write: Callable[[str, Mapping[bytes, bytes], int], dict[bytes, bytes]],
-) -> Iterator[None]:
-    """Write other fields into the rows of the requests' shoppers, and then the original rows again."""
-    users = dict.fromkeys(str(request["user_id"]) for request in requests)
-    rows = {user: row for user in users if (row := system.store.row(user))}
-    for number, (user, row) in enumerate(rows.items()):
-        system.store.write(user, write(user, row, number))
-    try:
-        yield
-    finally:
-        for user, row in rows.items():
-            system.store.write(user, row)
+) -> Break:
+    """Return a fault that writes other fields into the rows of the requests' shoppers."""
+
+    @contextlib.contextmanager
+    def rewritten(system: System, notes: Notes) -> Iterator[None]:
+        users = dict.fromkeys(str(request["user_id"]) for request in requests(system))
+        rows = {user: row for user in users if (row := system.store.row(user))}
+        for number, (user, row) in enumerate(rows.items()):
+            system.store.write(user, write(user, row, number))
+        try:
+            yield
+        finally:
+            for user, row in rows.items():
+                system.store.write(user, row)
+
+    return rewritten
+
+
+rows_of_long_ago = _rewritten(lambda system: system.testbed.asked, _aged)
+rows_poisoned = _rewritten(lambda system: system.testbed.raw, poisoned)
 
 
 @contextlib.contextmanager
