@@ -57,7 +57,7 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 class DrillVersions:
     """The versions that were champion, in a file; while `away` is there, too, no registry answers.
 
-    While `moved` is there, somebody has moved the alias by hand.
+    While `moved` is there, a person has moved the alias by hand.
     """
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:

@@ -19,6 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.wrappers_pb2 import BytesValue
+
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator, sending
@@ -344,16 +347,12 @@ def sockets_of(port: int, state: str) -> int:
 
 
 def bytes_proto(value: bytes) -> bytes:
-    """Return a Feast ValueProto that holds bytes, serialised."""
-    from feast.protos.feast.types.Value_pb2 import Value
-
-    return bytes(Value(bytes_val=value).SerializeToString())
+    """Return a Feast ValueProto that holds bytes, serialised: on the wire it is a BytesValue."""
+    return bytes(BytesValue(value=value).SerializeToString())
 
 
 def time_proto(seconds: float) -> bytes:
     """Return a protobuf Timestamp, serialised."""
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     return bytes(Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)).SerializeToString())
 
 
