@@ -219,22 +219,17 @@ def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: P
 
 def _registry_away(shop: Shop) -> dict[str, Any]:
     (shop.home / "away").touch()
-    code = 0
-    try:
-        shop.rollout().start("2", shop.versions.place)
-    except RegistryUnreachable as error:
-        code = error.exit_code
+    code = _exit_code(shop, RegistryUnreachable)
     stayed = shop.seen()
     (shop.home / "away").unlink()
     patient = replace(shop, pace=replace(shop.pace, hold_s=600.0))
-    with ThreadPoolExecutor(1) as thread:
-        resumed = patient.rollout()
-        going = thread.submit(_until_conflict, resumed)
+    with ThreadPoolExecutor(2) as threads:
+        going = threads.submit(_until_conflict, patient.rollout())
         shop.await_seen(lambda state, _: going.done() or state == "hold")
         sealed = shop.versions.champions()[-1]
         time.sleep(3.0)
         began = time.monotonic()
-        back = ThreadPoolExecutor(1).submit(shop.rollout().rollback, shop.versions.place)
+        back = threads.submit(shop.rollout().rollback, shop.versions.place)
         shop.await_seen(lambda _, weight: back.done() or weight == 0, LOOK_S / 4)
         back_s = time.monotonic() - began
         back.result()
@@ -246,13 +241,18 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
     }
 
 
-def _alias_moved(shop: Shop) -> dict[str, Any]:
-    code = 0
-    (shop.home / "moved").touch()
+def _exit_code(shop: Shop, expected: type[RecoError]) -> int:
+    """Return the exit code of a release that ends with this error; 0: it goes through."""
     try:
         shop.rollout().start("2", shop.versions.place)
-    except Conflict as error:
-        code = error.exit_code
+    except expected as error:
+        return error.exit_code
+    return 0
+
+
+def _alias_moved(shop: Shop) -> dict[str, Any]:
+    (shop.home / "moved").touch()
+    code = _exit_code(shop, Conflict)
     weight = shop.seen()[1]
     (shop.home / "moved").unlink()
     record = shop.rollout().rollback(shop.versions.place)
