@@ -78,12 +78,6 @@ def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed
     assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
 
 
-def test_without_a_log_there_is_no_feedback_and_no_watch(tmp_path: Path) -> None:
-    wanted = replace(FREE, bootstrap="kafka:9092")
-    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=False)
-    assert list(parts(tmp_path, wanted, settings=settings)) == ["stream", "endpoint"]
-
-
 @ONE_PROGRAM
 def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> None:
     found = parts(tmp_path)
@@ -95,10 +89,13 @@ def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> N
     assert found["endpoint"].address == f"http://127.0.0.1:{found['endpoint'].env['RECO_HTTP_PORT']}"
 
 
-def test_a_named_store_and_a_named_broker_are_not_started(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
+@pytest.mark.parametrize(("log", "others"), [(True, ["feedback", "watch"]), (False, [])])
+def test_a_named_store_and_a_named_broker_are_not_started(
+    tmp_path: Path, log: bool, others: list[str]
+) -> None:
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=log)
     found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"), settings=settings)
-    assert list(found) == ["stream", "endpoint", "feedback", "watch"]
+    assert list(found) == ["stream", "endpoint", *others]
     assert found["stream"].env["RECO_KAFKA_BOOTSTRAP"] == "kafka:9092"
     assert found["stream"].env["RECO_STORE_URL"] == "redis://cache:6379/0"
 
