@@ -441,8 +441,8 @@ def carry_out(attack: Attack, target: Target, known: Any) -> dict[str, Any]:
     except (OSError, httpx.HTTPError) as error:
         wrong = f"{type(error).__name__}: {error}"
     after = used() if process.is_running() else before
-    used = {"cpu_s": round(after[0] - before[0], 2), "megabytes": round(after[1] - before[1], 1)}
-    return {"family": attack.family, "name": attack.name, "wrong": wrong, **used}
+    spent = {"cpu_s": round(after[0] - before[0], 2), "megabytes": round(after[1] - before[1], 1)}
+    return {"family": attack.family, "name": attack.name, "wrong": wrong, **spent}
 
 
 @contextlib.contextmanager
