@@ -40,10 +40,14 @@ class Objects:
 
     def get(self, key: Key) -> Document:
         """Return a copy of an object."""
-        with self._lock:
-            if key not in self._objects:
-                raise Refused(404, "NotFound", f'{key[0]} "{key[2]}" not found')
-            return dict(json.loads(self._objects[key]))
+        if (found := self.find(key)) is None:
+            raise Refused(404, "NotFound", f'{key[0]} "{key[2]}" not found')
+        return found
+
+    def find(self, key: Key) -> Document | None:
+        """Return a copy of an object, or None."""
+        text = self._objects.get(key)
+        return None if text is None else dict(json.loads(text))
 
     def list(self, plural: str, namespace: str = "") -> list[Document]:
         """Return copies of all objects of a kind."""
@@ -60,7 +64,7 @@ class Objects:
             expected: resource version that it must have now; empty: any.
         """
         with self._lock:
-            before = self.get(key) if key in self._objects else None
+            before = self.find(key)
             if expected and (before is None or before["metadata"]["resourceVersion"] != expected):
                 raise Refused(409, "Conflict", f'{key[0]} "{key[2]}": the object has been modified')
             self._version += 1
@@ -69,10 +73,7 @@ class Objects:
             old: Document = before["metadata"] if before else {"uid": str(uuid.uuid4()), "generation": 0}
             is_same = before is not None and before.get("spec") == after.get("spec")
             its |= {"name": key[2], "namespace": key[1], "uid": old["uid"]}
-            its |= {
-                "generation": old["generation"] + (not is_same),
-                "resourceVersion": str(self._version),
-            }
+            its |= {"generation": old["generation"] + (not is_same), "resourceVersion": str(self._version)}
             self._objects[key] = json.dumps(after)
             return after
 

@@ -49,10 +49,8 @@ def new_cluster(source: str, log_dir: Path) -> Objects:
     route = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {}}
     objects.write(("httproutes", NAMESPACE, "checkout"), {**route, "spec": {"rules": rules}})
     for slot in SLOTS:
-        environment = [
-            {"name": "STORAGE_URI", "value": source},
-            {"name": "RECO_LOG_DIR", "value": str(log_dir)},
-        ]
+        settings = {"STORAGE_URI": source, "RECO_LOG_DIR": str(log_dir)}
+        environment = [{"name": name, "value": value} for name, value in settings.items()]
         container = {"name": "kserve-container", "env": environment}
         stop = {STOP: "false" if slot == SLOTS[0] else "true"}
         its = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"}
@@ -190,7 +188,7 @@ class Slots:
     def _report(self, slot: str, found: Document) -> None:
         """Write the Deployment that KServe would make, if anything of it changed."""
         key = ("deployments", NAMESPACE, backend(slot))
-        existing = next((one for one in self._objects.list("deployments") if _name(one) == key[2]), None)
+        existing = self._objects.find(key)
         if not source_of(found):
             if existing:
                 self._objects.delete(key)
@@ -213,10 +211,6 @@ class Slots:
         logs = sorted(self._logs.glob(f"{backend(slot)}-*.log"), key=lambda file: file.stat().st_mtime)
         lines = tail(logs[-1]).strip().splitlines() if logs else []
         return lines[-1][:300] if lines else "it ended without a word"
-
-
-def _name(document: Document) -> str:
-    return str(document["metadata"]["name"])
 
 
 def _end(process: subprocess.Popen[bytes], settings: Settings) -> None:
