@@ -166,15 +166,17 @@ rows_poisoned = _rewritten(lambda system: system.testbed.raw, poisoned)
 @contextlib.contextmanager
 def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill the ranker that the endpoint asks, and start it again; it is over when that one is ready."""
-    assert system.ranker is not None
+    assert system.ranker
+    assert system.start_ranker
     before = system.server.samples(RANKER_CALLS)
-    system.ranker.kill()
+    system.ranker.process.kill()
+    system.ranker.process.wait()
     try:
         yield
         after = system.server.samples(RANKER_CALLS)
         notes["failed_calls"] = sum(after.get(one, 0.0) - before.get(one, 0.0) for one in FAILED_CALLS)
     finally:
-        system.ranker.start()
+        system.ranker = system.start_ranker()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,29 +98,6 @@ LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
 CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
 
 
-@dataclass
-class RankerProcess:
-    """An endpoint that ranks for another one; it can be killed and started again in the same place."""
-
-    settings: Settings
-    bundle: Path
-    folder: Path
-    stack: contextlib.ExitStack
-    server: MeasuredServer | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        command = [*SERVER, "--bundle", str(self.bundle)]
-        log = self.folder / "ranker.log"
-        self.server = self.stack.enter_context(started(command, self.settings.to_env(), log))
-
-    def kill(self) -> None:
-        """Kill it."""
-        assert self.server is not None
-        self.server.process.kill()
-        self.server.process.wait()
-
-
 @dataclass(frozen=True)
 class Testbed:
     """The parts that all systems of a run share."""
@@ -149,7 +126,8 @@ class System:
     front: Proxy  # before the endpoint
     silent: threading.Event  # while it is set, the stream's heartbeat is not written
     clock: Clock | None = None
-    ranker: RankerProcess | None = None
+    start_ranker: Callable[[], MeasuredServer] | None = None  # that ranks for the endpoint
+    ranker: MeasuredServer | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -190,15 +168,7 @@ def open_testbed(
     deadline_ms: float,
     launch: Sequence[str] = SERVER,
 ) -> Iterator[Testbed]:
-    """Start the parts of a `Testbed`, which end with the block.
-
-    Args:
-        bundle: that is served.
-        offline_store: of the home: whose rows fill the store.
-        requests: request lines; those of known shoppers are sent.
-        effort: see `Testbed`, as the next two.
-        deadline_ms: in milliseconds.
-        launch: a command.
+    """Start the parts of a `Testbed`, which end with the block; the arguments are those of `run_drills`.
 
     Raises:
         FileNotFoundError: there is no store to start, or no offline store.
@@ -268,7 +238,7 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
     settings = private(standard, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
-            clock = ranker = None
+            clock = start_ranker = ranker = None
             silent = threading.Event()
 
             def beat() -> None:
@@ -284,8 +254,12 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
-                ranker = RankerProcess(own, home / champions[0].path, home, stack)
-                ranker.start()
+                ranks = [*SERVER, "--bundle", str(home / champions[0].path)]
+
+                def start() -> MeasuredServer:
+                    return stack.enter_context(started(ranks, own.to_env(), home / "ranker.log"))
+
+                start_ranker, ranker = start, start()
                 settings = replace(settings, ranker_address=f"127.0.0.1:{own.grpc_port}")
             launch = testbed.launch if clock is None else clock.command()
             command = [*launch, "--home", str(home)]
@@ -293,7 +267,7 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
         except RuntimeError as error:
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
-        yield System(testbed, home, server, champions, front, silent, clock, ranker)
+        yield System(testbed, home, server, champions, front, silent, clock, start_ranker, ranker)
 
 
 def stream_plans(
