@@ -149,7 +149,10 @@ def outcome_of(
     rows: list[dict[str, Any]] = []
     ends = [*(fault.began for fault in faults[1:]), ended]
     for fault, end in zip(faults, ends, strict=True):
-        ones = {name: [a for a in some if during_fault(a, fault)] for name, some in streams.items()}
+        ones = {  # a fault was there at some moment between request and answer
+            name: [a for a in some if a.due < fault.ended and a.done >= fault.began]
+            for name, some in streams.items()
+        }
         others = {
             name: [a for a in some if a.due >= fault.ended and a.done < end] for name, some in streams.items()
         }
@@ -175,11 +178,6 @@ def outcome_of(
         "faults": rows,
         "recovery_s": None if None in recoveries else max(recoveries),
     }
-
-
-def during_fault(answer: Answer, fault: Fault) -> bool:
-    """Say whether a fault was there at any moment between a request and its answer."""
-    return answer.due < fault.ended and answer.done >= fault.began
 
 
 def tally(

@@ -250,7 +250,7 @@ def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System
                 stack.callback(testbed.store.delete, HEARTBEAT)
                 beat()
                 stack.enter_context(repeating(beat, BEAT_S))
-                clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
+                clock = Clock(home / "clock")
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
