@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
@@ -61,10 +62,12 @@ def feedback(context: Context, once: bool, keep_days: int | None) -> None:
     import logging
 
     from pipelines.live.feedback import send_impressions
-    from pipelines.live.streaming import stop_signal
+    from pipelines.run.stopping import on_stop
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-    counts = send_impressions(context.settings(), context.kafka(), stop_signal(), once, keep_days)
+    stop = threading.Event()
+    with on_stop(stop.set):
+        counts = send_impressions(context.settings(), context.kafka(), stop, once, keep_days)
     text = f"{counts.impressions} impressions of {counts.answers} answers, {counts.anonymous} without a user"
     text += f"; {counts.unreadable} segments cannot be read" if counts.unreadable else ""
     text += f"; {counts.deleted} old segments deleted" if counts.deleted else ""

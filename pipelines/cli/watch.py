@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,9 +201,9 @@ def watch(
     training of the cluster that succeeded runs again there, unless one works already.
     """
     from pipelines.live.ports import claim_port
-    from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
+    from pipelines.run.stopping import on_stop
 
     if not 0.1 <= every_s <= 1e6:
         raise click.UsageError(f"--every is {every_s:g}, expected seconds from 0.1 to 1,000,000")
@@ -224,15 +225,17 @@ def watch(
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    looks = watch_home(
-        context.settings(),
-        every_s,
-        (host, claim_port(port, "--port")),
-        start if retrain else None,
-        stop_signal(),
-        say,
-        result if pipelines else None,
-    )
+    stop = threading.Event()
+    with on_stop(stop.set):
+        looks = watch_home(
+            context.settings(),
+            every_s,
+            (host, claim_port(port, "--port")),
+            start if retrain else None,
+            stop,
+            say,
+            result if pipelines else None,
+        )
     context.answer({"looks": looks}, f"{looks} looks")
 
 

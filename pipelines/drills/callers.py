@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
-import threading
 from collections import Counter
+from collections.abc import Callable
 
 import orjson
 
@@ -24,11 +25,11 @@ _HOW = (
 )
 
 
-def send_long_bodies(host: str, port: int, path: str, over: threading.Event) -> dict[str, int]:
+def send_long_bodies(host: str, port: int, path: str, is_over: Callable[[], bool]) -> dict[str, int]:
     """Send one body after the other until it is over; return how many were answered with which status."""
     answers = Counter[str]()
     number = 0
-    while not over.is_set():
+    while not is_over():
         how, piece = _HOW[number % 2]
         number += 1
         answer = b""
@@ -44,15 +45,12 @@ def send_long_bodies(host: str, port: int, path: str, over: threading.Event) -> 
 
 def _main() -> None:
     os.nice(19)
-    over = threading.Event()
 
-    def end() -> None:
-        sys.stdin.read()
-        over.set()
+    def is_over() -> bool:
+        return bool(select.select([sys.stdin], [], [], 0)[0])
 
-    threading.Thread(target=end, daemon=True).start()
     host, port, path = sys.argv[1:]
-    sys.stdout.buffer.write(orjson.dumps(send_long_bodies(host, int(port), path, over)))
+    sys.stdout.buffer.write(orjson.dumps(send_long_bodies(host, int(port), path, is_over)))
 
 
 if __name__ == "__main__":

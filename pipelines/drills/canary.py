@@ -23,14 +23,15 @@ from typing import Any
 import httpx
 
 from components.home import Conflict, write_json
+from components.release.registry import RegistryUnreachable
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
 from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
-from feature_repo.errors import UNREACHABLE, RecoError
-from pipelines.bench.load.goals import Goal
+from feature_repo.errors import RecoError
+from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.live.small_cluster import SmallCluster
 
@@ -54,25 +55,20 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """Two versions, history and alias, in files; while the file `away` is there, no registry answers."""
+    """The versions that were champion, in a file; while `away` is there, too, no registry answers.
+
+    While `moved` is there, a person has moved the alias by hand.
+    """
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
         self._home, self._bundles = home, bundles
-        if not (home / "alias.json").is_file():
-            self._write(["1"])
+        if not (home / "champions.json").is_file():
+            write_json(home / "champions.json", ["1"])
 
     def champions(self) -> list[str]:
         """Return the versions that were champion, the last one now."""
-        return list(json.loads((self._home / "history.json").read_bytes()))
-
-    def point(self, version: str) -> None:
-        """Move the alias by hand, past the history."""
-        write_json(self._home / "alias.json", version)
-
-    def _write(self, champions: list[str]) -> None:
-        write_json(self._home / "history.json", champions)
-        self.point(champions[-1])
+        return list(json.loads((self._home / "champions.json").read_bytes()))
 
     def find(self, version: str) -> tuple[str, str]:
         """Return a version and its bundle."""
@@ -108,18 +104,15 @@ class DrillVersions:
 
     def _move(self, record: Release, is_back: bool) -> None:
         if (self._home / "away").exists():
-            raise RegistryGone("the drill's registry is away")
-        champions = self.champions()
-        if json.loads((self._home / "alias.json").read_bytes()) != champions[-1]:
+            raise RegistryUnreachable("the drill's registry is away")
+        if (self._home / "moved").exists():
             raise Conflict("the alias champion was moved by hand")
+        champions = self.champions()
         if champions[-1] != record.version:
-            self._write(champions[:-1] if is_back else [*champions, record.version])
-
-
-class RegistryGone(RecoError):
-    """The drill's registry is away."""
-
-    exit_code = UNREACHABLE
+            write_json(
+                self._home / "champions.json",
+                champions[:-1] if is_back else [*champions, record.version],
+            )
 
 
 @dataclass(frozen=True)
@@ -145,6 +138,12 @@ class Shop:
         record, split = self.watcher.status()
         return ("", 0) if record is None else (record.state, split[record.canary])
 
+    def end(self) -> dict[str, Any]:
+        """Return how the release ended, and the gate's last looks."""
+        record, _ = self.watcher.status()
+        assert record
+        return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+
     def await_weight(self, weight: int) -> None:
         """Wait until the canary has a weight, or the release is over."""
         self.await_seen(lambda state, now: now == weight or state in FINAL)
@@ -169,11 +168,9 @@ Act = Callable[[Shop], dict[str, Any]]
 
 
 def _release(shop: Shop) -> dict[str, Any]:
-    try:
-        record = shop.rollout().start("2", shop.versions.place)
-    except Aborted:
-        [record] = [one for one in [shop.rollout().status()[0]] if one]
-    return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+    with contextlib.suppress(Aborted):
+        shop.rollout().start("2", shop.versions.place)
+    return shop.end()
 
 
 def _roll_back_later(shop: Shop) -> dict[str, Any]:
@@ -213,8 +210,7 @@ def _deployer_killed(shop: Shop) -> dict[str, Any]:
             if record is None or not record.active:
                 break
             time.sleep(1.0)
-    guarded_s, [record] = time.monotonic() - killed, [one for one in [shop.rollout().status()[0]] if one]
-    return {"ended": record.state, "reason": record.reason, "guarded_s": guarded_s}
+    return {"guarded_s": time.monotonic() - killed, **shop.end()}
 
 
 def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> None:
@@ -223,22 +219,17 @@ def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: P
 
 def _registry_away(shop: Shop) -> dict[str, Any]:
     (shop.home / "away").touch()
-    code = 0
-    try:
-        shop.rollout().start("2", shop.versions.place)
-    except RegistryGone as error:
-        code = error.exit_code
+    code = _exit_code(shop, RegistryUnreachable)
     stayed = shop.seen()
     (shop.home / "away").unlink()
     patient = replace(shop, pace=replace(shop.pace, hold_s=600.0))
-    with ThreadPoolExecutor(1) as thread:
-        resumed = patient.rollout()
-        going = thread.submit(_until_conflict, resumed)
+    with ThreadPoolExecutor(2) as threads:
+        going = threads.submit(_until_conflict, patient.rollout())
         shop.await_seen(lambda state, _: going.done() or state == "hold")
         sealed = shop.versions.champions()[-1]
         time.sleep(3.0)
         began = time.monotonic()
-        back = ThreadPoolExecutor(1).submit(shop.rollout().rollback, shop.versions.place)
+        back = threads.submit(shop.rollout().rollback, shop.versions.place)
         shop.await_seen(lambda _, weight: back.done() or weight == 0, LOOK_S / 4)
         back_s = time.monotonic() - began
         back.result()
@@ -250,15 +241,20 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
     }
 
 
-def _alias_moved(shop: Shop) -> dict[str, Any]:
-    code = 0
-    shop.versions.point("3")
+def _exit_code(shop: Shop, expected: type[RecoError]) -> int:
+    """Return the exit code of a release that ends with this error; 0: it goes through."""
     try:
         shop.rollout().start("2", shop.versions.place)
-    except Conflict as error:
-        code = error.exit_code
+    except expected as error:
+        return error.exit_code
+    return 0
+
+
+def _alias_moved(shop: Shop) -> dict[str, Any]:
+    (shop.home / "moved").touch()
+    code = _exit_code(shop, Conflict)
     weight = shop.seen()[1]
-    shop.versions.point("1")
+    (shop.home / "moved").unlink()
     record = shop.rollout().rollback(shop.versions.place)
     return {"ended": record.state, "reason": f"exit code {code} at {weight} %, {record.reason}"}
 
@@ -274,9 +270,9 @@ class Case:
 
     name: str
     proves: str
-    act: Act
-    ends: str  # the state
-    says: str  # a part of the reason
+    says: str  # a part of the reason of its end
+    act: Act = _release
+    ends: str = "aborted"  # its state
     fault: str = ""  # of `bad_endpoint`, for the canary
     most_weight: int = 100
     most_failed: int = 0  # answers other than 200 at callers without the client
@@ -284,123 +280,83 @@ class Case:
     goals: Sequence[Goal] = ()
 
 
-def figure(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the reader of one figure of an outcome."""
-    return lambda outcome: outcome.get(name)
+def _worse(fault: str, proves: str, says: str, most_failed: int = 0) -> Case:
+    """Return the case of a canary whose answers to shoppers are worse."""
+    found = (
+        Goal("time to detect", "<=", 60.0, " s", part_of("detect_s")),
+        Goal("time to abort", "<=", 2.0, " s", part_of("abort_s")),
+        Goal("weight of a bad canary", "<=", 5, " %", part_of("largest_weight")),
+    )
+    return Case(fault, proves, says, fault=fault, most_failed=most_failed, goals=found)
 
 
-ABORT_GOALS = (
-    Goal("time to detect", "<=", 60.0, " s", figure("detect_s")),
-    Goal("time to abort", "<=", 2.0, " s", figure("abort_s")),
-    Goal("weight of a bad canary", "<=", 5, " %", figure("largest_weight")),
-)
 CASES = (
     Case(
         "good",
         "a good bundle gets all traffic, and from its parked slot the old one comes back",
+        "",
         _roll_back_later,
         "done",
-        "",
         goals=(
-            Goal("time to all traffic", "<=", 300.0, " s", figure("full_s")),
-            Goal("rollback from a parked slot", "<=", 60.0, " s", figure("back_s")),
+            Goal("time to all traffic", "<=", 300.0, " s", part_of("full_s")),
+            Goal("rollback from a parked slot", "<=", 60.0, " s", part_of("back_s")),
         ),
     ),
-    Case("slow", "p99 x 3 is aborted", _release, "aborted", "slower than", "slow", goals=ABORT_GOALS),
-    Case("failing", "2 % errors are aborted", _release, "aborted", "errors", "failing", goals=ABORT_GOALS),
-    Case(
-        "less",
-        "10 % fewer full answers are aborted",
-        _release,
-        "aborted",
-        "less than full",
-        "less",
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "slow-live",
-        "p99 x 3 that shows after the shadow is aborted",
-        _release,
-        "aborted",
-        "%: slower than",
-        "slow-live",
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "failing-live",
-        "20 % errors that show after the shadow are aborted",
-        _release,
-        "aborted",
-        "%: errors",
-        "failing-live",
-        most_failed=35,  # a fifth of the 175 answers of 1 and 5 %: no gate sees a fault before it happens
-        goals=ABORT_GOALS,
-    ),
-    Case(
-        "less-live",
-        "10 % fewer full answers after the shadow are aborted",
-        _release,
-        "aborted",
-        "%: less than full",
-        "less-live",
-        goals=ABORT_GOALS,
-    ),
+    _worse("slow", "p99 x 3 is aborted", "slower than"),
+    _worse("failing", "2 % errors are aborted", "errors"),
+    _worse("less", "10 % fewer full answers are aborted", "less than full"),
+    _worse("slow-live", "p99 x 3 that shows after the shadow is aborted", "%: slower than"),
+    # Of the 175 answers of 1 and 5 % a fifth fails: no gate sees a fault before it happens.
+    _worse("failing-live", "20 % errors that show after the shadow are aborted", "%: errors", most_failed=35),
+    _worse("less-live", "10 % fewer full answers after the shadow are aborted", "%: less than full"),
     Case(
         "wrong-golden",
         "an endpoint that answers golden requests with other scores gets no request",
-        _release,
-        "aborted",
         "golden request",
-        "wrong-golden",
+        fault="wrong-golden",
         most_weight=0,
     ),
     Case(
         "never-ready",
         "pods that do not start get no request",
-        _release,
-        "aborted",
         "stage after",
-        "hanging",
+        fault="hanging",
         most_weight=0,
         pace=replace(HURRY, ready_s=10.0),
     ),
     Case(
         "metrics-away",
         "without metrics the gate holds, and then aborts",
-        _metrics_away,
-        "aborted",
         "no metrics",
+        _metrics_away,
         most_weight=5,
         pace=HURRY,
     ),
     Case(
         "deployer-killed",
         "the guard ends a release whose deployer was killed at 25 %",
-        _deployer_killed,
-        "aborted",
         "its deployer was silent",
+        _deployer_killed,
         most_weight=25,
         pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
         goals=(
-            Goal("until the guard has aborted", "<=", 20.0, " s", figure("guarded_s")),
-            Goal("weight at which it was killed", ">=", 25, " %", figure("largest_weight")),
+            Goal("until the guard has aborted", "<=", 20.0, " s", part_of("guarded_s")),
+            Goal("weight at which it was killed", ">=", 25, " %", part_of("largest_weight")),
         ),
     ),
     Case(
         "registry-away",
         "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
-        _registry_away,
-        "aborted",
         "exit code 3 at 100 %, resumed to champion 2",
+        _registry_away,
         pace=HURRY,
-        goals=(Goal("rollback in the hold", "<=", 2.0, " s", figure("back_s")),),
+        goals=(Goal("rollback in the hold", "<=", 2.0, " s", part_of("back_s")),),
     ),
     Case(
         "alias-moved",
         "an alias that was moved by hand stops the seal; the traffic stays until a rollback",
-        _alias_moved,
-        "aborted",
         "exit code 4 at 100 %, rolled back by hand",
+        _alias_moved,
         pace=HURRY,
     ),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,7 @@ from components.rollout.cluster import ClusterUnreachable
 from components.rollout.comparison import read_metrics
 from components.rollout.manifests import metrics_url
 from feature_repo.errors import RecoError
-from pipelines.bench.load.generator import load_generator
-from pipelines.bench.load.goals import Goal
+from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import repeating, wait_for
 from pipelines.bench.report import percentiles, write_report
 from pipelines.drills.bad_endpoint import LIVE
@@ -33,13 +31,11 @@ from pipelines.drills.canary import (
     Case,
     DrillVersions,
     Shop,
-    figure,
 )
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import draw_release, release_table
 from pipelines.drills.system import (
     DrillEffort,
-    Generators,
     Testbed,
     open_testbed,
     released,
@@ -80,17 +76,11 @@ def drill_release(
     """
     before, outcomes = machine_state(), {}
     broken_off: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
-        effort = DrillEffort()
-        testbed = stack.enter_context(
-            open_testbed(bundle, offline_store, requests, folder, effort, deadline_ms)
-        )
-        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW)}
+    with open_testbed(bundle, offline_store, requests, DrillEffort(), deadline_ms) as testbed:
         for case in cases:
             log.info("%s: %s", case.name, case.proves)
             try:
-                outcomes[case.name] = run_case(case, testbed, generators, rate)
+                outcomes[case.name] = run_case(case, testbed, rate)
                 log.info("  %s", "passed" if outcomes[case.name]["passed"] else "MISSED")
             except (RecoError, OSError, httpx.HTTPError) as error:
                 log.error("  BROKEN OFF: %s", error)
@@ -107,7 +97,7 @@ def drill_release(
     return result
 
 
-def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) -> dict[str, Any]:
+def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
     """Carry one case out; return its outcome, judged."""
     home = testbed.folder / case.name
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
@@ -128,20 +118,24 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
         shop = Shop(home, cluster, versions, case.pace)
         wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
-        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2, connections=16)
-        with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
+        plans = stream_plans(testbed, at, at, rate / 2, rate / 2, connections=16)
+        with _watched(shop) as seen, sent_streams(testbed, plans) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
             time.sleep(2.0)
     pace = {**asdict(case.pace), "weights": {str(at): n for at, n in case.pace.weights.items()}}
     outcome |= {"proves": case.proves, "pace": pace}
-    outcome |= _counts(seen, streams, bundles["2"]) | _times(case, seen, streams, bundles["2"])
+    outcome |= _figures(case, seen, streams, bundles["2"])
     common = (
-        Goal("answers that failed at the client", "<=", 0, "", figure("failed_at_client")),
+        Goal("answers that failed at the client", "<=", 0, "", part_of("failed_at_client")),
         Goal(
-            "answers other than 200 without the client", "<=", case.most_failed, "", figure("failed_straight")
+            "answers other than 200 without the client",
+            "<=",
+            case.most_failed,
+            "",
+            part_of("failed_straight"),
         ),
-        Goal("largest weight of the canary", "<=", case.most_weight, " %", figure("largest_weight")),
+        Goal("largest weight of the canary", "<=", case.most_weight, " %", part_of("largest_weight")),
     )
     outcome["goals"] = [goal.judge(outcome) for goal in (*common, *case.goals)]
     reached = all(goal["reached"] for goal in outcome["goals"])
@@ -171,14 +165,23 @@ def _watched(shop: Shop) -> Iterator[list[tuple[float, str, int]]]:
         yield seen
 
 
-def _counts(
-    seen: Sequence[tuple[float, str, int]], streams: Mapping[str, Sequence[Answer]], canary: str
+def _figures(
+    case: Case,
+    seen: Sequence[tuple[float, str, int]],
+    streams: Mapping[str, Sequence[Answer]],
+    canary: str,
 ) -> dict[str, Any]:
-    """Return how many requests reached the canary, failed or got less, and in which state."""
+    """Return which requests the canary touched or hurt, its times, and the old bundle's p99."""
     answers = [answer for some in streams.values() for answer in some]
     touched = [one for one in answers if one.document.get("bundle_id") == canary]
     failed = {name: [one for one in some if not one.status_ok] for name, some in streams.items()}
     hurt = [*failed[RAW], *(one for one in touched if not one.whole)]
+    first = {state: at for at, state, _ in reversed(seen)}
+    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
+    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
+    full = next((at for at, _, weight in seen if weight == 100), None)
+    began = next((at for at, state, _ in seen if state), None)
+    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
     return {
         "requests": len(answers),
         "failed_at_client": len(failed[CLIENT]),
@@ -187,25 +190,6 @@ def _counts(
         "hurt": len(hurt),
         "hurt_in": dict(Counter(_state_at(seen, one.due) for one in hurt)),
         "largest_weight": max((weight for _, _, weight in seen), default=0),
-    }
-
-
-def _times(
-    case: Case,
-    seen: Sequence[tuple[float, str, int]],
-    streams: Mapping[str, Sequence[Answer]],
-    canary: str,
-) -> dict[str, Any]:
-    """Return how long the release took to its ends, and the latency of the old bundle beside it."""
-    first = {state: at for at, state, _ in reversed(seen)}
-    answers = [answer for some in streams.values() for answer in some]
-    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
-    touched = [one for one in answers if one.document.get("bundle_id") == canary]
-    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
-    full = next((at for at, _, weight in seen if weight == 100), None)
-    began = next((at for at, state, _ in seen if state), None)
-    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
-    return {
         "detect_s": aborted - shown if aborted is not None and shown is not None else None,
         "abort_s": max(after, default=0.0) if aborted is not None else None,
         "full_s": full - began if full is not None and began is not None else None,

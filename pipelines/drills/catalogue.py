@@ -15,7 +15,8 @@ from feature_repo.ids import closest
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.drills import crowds, faults, goals
 from pipelines.drills.faults import Break, Notes
-from pipelines.drills.outcome import CLIENT, LATE_MS
+from pipelines.drills.goals import none, note, some
+from pipelines.drills.outcome import CLIENT, LATE_MS, RAW
 from pipelines.drills.system import (
     CLOCKED,
     KEEPS_ANSWERS,
@@ -29,9 +30,11 @@ from pipelines.drills.system import (
 )
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
+NOW_AND_THEN = "one in 50 after 200 ms"
 # Alerts that page.
 DEGRADED, STALE, FACTS, GONE = "CheckoutDegraded", "FeaturesStale", "FactsStale", "CheckoutGone"
 ALL = "all"
+OWN_FAULTS = ("preprocess_error", "predict_error", "postprocess_error")  # reasons that name a bug
 
 
 @dataclass(frozen=True)
@@ -45,29 +48,47 @@ class Drill:
     setup: Setup = STANDARD
     during_s: float = 0.0  # of each fault, at least: some show late
     in_front: bool = False  # the client connects through the proxy before the endpoint
-    raw_suffers: bool = False  # this and the next two: see `common_goals`
-    late_ms: float = LATE_MS
-    recovery_s: float = goals.RECOVERY_S
+    raw_suffers: bool = False  # the stream without the client may get other answers than before
+    late_ms: float = LATE_MS  # the tolerance of a call after its deadline
+    recovery_s: float = goals.RECOVERY_S  # how long after the end of a fault answers may be less
     prepare: Callable[[System, Notes], None] | None = None  # called before the first request
-    note: Callable[[System, Notes], None] | None = None  # called before the first fault and at the end
+    counts: Mapping[str, Callable[[System], float]] = field(default_factory=dict)  # their growth is noted
     pages: Mapping[str, str] = field(default_factory=dict)  # the alert by fault; another fault must not page
 
     def goals(self, with_alerts: bool = False) -> Iterator[Goal]:
         """Yield everything that must hold."""
-        yield from goals.common_goals(self.raw_suffers, self.late_ms, self.recovery_s)
+        labelled = (CLIENT,) if self.raw_suffers else (CLIENT, RAW)
+        late = f"answers later than the deadline + {self.late_ms:g} ms"
+        yield none("answers that failed at the client", part_of("all", CLIENT, "failed"))
+        yield none(late, part_of("all", CLIENT, "late"))
+        yield none("fallbacks that do not say so", goals.total(labelled, "unlabelled"))
+        yield none("lists that cannot be shown", goals.total((CLIENT, RAW), "invalid"))
+        yield none("answers of a lower rung because of a bug", goals.told("all", *OWN_FAULTS))
+        yield Goal("until answers are whole again", "<=", self.recovery_s, " s", goals.recovery)
         yield from self.own_goals
+        if with_alerts and self.pages:
+            paged, over = goals.slowest_page("paged_s"), goals.slowest_page("resolved_s")
+            yield Goal("until the right page", "<=", goals.PAGE_S, " s", paged)
+            yield Goal("until the page is resolved", "<=", goals.RESOLVED_S, " s", over)
         if with_alerts:
-            yield from goals.alert_goals(bool(self.pages))
+            yield none("wrong pages", goals.wrong_pages)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON types."""
         figures = [{"name": goal.name, "wanted": goal.wanted} for goal in self.goals()]
-        return {
-            "name": self.name,
-            "proves": self.proves,
-            "faults": list(self.breaks),
-            "figures": figures,
-        }
+        return {"name": self.name, "proves": self.proves, "faults": list(self.breaks), "figures": figures}
+
+
+RAW_ANSWERED = none("requests straight to the endpoint without an answer", part_of("all", RAW, "failed"))
+FULL = Goal("degraded", "<=", 1, " %", goals.share("degraded"))
+
+
+def _p99(bound: float) -> Goal:
+    return Goal("p99 meanwhile", "<=", bound, " ms", part_of("during", CLIENT, "p99_ms"))
+
+
+def _p95(fault: str, bound: float) -> Goal:
+    return Goal(f"p95 against the one before, {fault}", "<=", bound, " x", goals.times_before(fault))
 
 
 DRILLS = (
@@ -75,10 +96,7 @@ DRILLS = (
         "store-killed",
         "without the online store answers come in time and say so; it is found again when it is back",
         {"killed": faults.store_killed},
-        (
-            *goals.store_goals("killed"),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
-        ),
+        (*goals.store_goals("killed"), RAW_ANSWERED),
         recovery_s=2.0,
         pages={"killed": DEGRADED},
     ),
@@ -86,36 +104,21 @@ DRILLS = (
         "store-frozen",
         "a frozen store holds no request: none waits for it beyond its budget, and new ones skip it",
         {"frozen": faults.store_frozen},
-        (
-            *goals.store_goals("frozen"),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
-        ),
+        (*goals.store_goals("frozen"), RAW_ANSWERED),
         pages={"frozen": DEGRADED},
     ),
     Drill(
         "store-slow",
         "a slow store costs its features, not the answer; one slow reply in fifty costs one answer in fifty",
         {
-            "one in 50 after 200 ms": faults.store_late_now_and_then(faults.ONE_IN, faults.MIDDLING_S),
-            "each after 20 ms": faults.store_late(faults.LATE_S),
-            "each after 5 s": faults.store_late(faults.SLOW_S),
+            NOW_AND_THEN: faults.store_late_now_and_then(50, 0.2),
+            "each after 20 ms": faults.store_late(0.02),
+            "each after 5 s": faults.store_late(5.0),
         },
         (
-            Goal("degraded, one in 50", "<=", 2.5, " %", goals.share("degraded", "one in 50 after 200 ms")),
-            Goal(
-                "degraded, one in 50, at least",
-                ">=",
-                1,
-                " %",
-                goals.share("degraded", "one in 50 after 200 ms"),
-            ),
-            Goal(
-                "p99, one in 50",
-                "<=",
-                50,
-                " ms",
-                goals.of_fault("one in 50 after 200 ms", "during", CLIENT, "p99_ms"),
-            ),
+            Goal("degraded, one in 50", "<=", 2.5, " %", goals.share("degraded", NOW_AND_THEN)),
+            Goal("degraded, one in 50, at least", ">=", 1, " %", goals.share("degraded", NOW_AND_THEN)),
+            Goal("p99, one in 50", "<=", 50, " ms", goals.of_fault(NOW_AND_THEN, "during", CLIENT, "p99_ms")),
             *goals.store_goals("each after 20 ms", "each after 5 s"),
         ),
         pages={"each after 20 ms": DEGRADED, "each after 5 s": DEGRADED},
@@ -124,16 +127,16 @@ DRILLS = (
         "half-answers",
         "replies that are cut, drip or are reset are no replies, and nothing of them is left behind",
         {
-            "cut": faults.answers_cut(faults.HALF_A_REPLY),
-            "dripping": faults.answers_drip(*faults.DRIP),
+            "cut": faults.answers_cut(after_bytes=7),
+            "dripping": faults.answers_drip(size=1, pause_s=0.01),
             "reset": faults.connections_reset,
         },
         (
             *goals.store_goals("cut", "dripping"),
-            Goal("connections to the store that were opened again", ">=", 1, "", goals.note("opened_again")),
-            Goal("open files more than at the beginning", "<=", 3, "", goals.more_files),
+            some("connections to the store that were opened again", note("opened_again")),
+            Goal("open files more than at the beginning", "<=", 3, "", note("more_files")),
         ),
-        note=faults.note_files,
+        counts={"more_files": faults.open_files},
         pages={"cut": DEGRADED, "dripping": DEGRADED},
     ),
     Drill(
@@ -141,10 +144,10 @@ DRILLS = (
         "without the ranker that it asks the endpoint offers best sellers, and ranks again when it is back",
         {"killed": faults.ranker_killed},
         (
-            Goal("until every answer says so", "<=", 1, " s", goals.of_fault("killed", "told_s")),
-            Goal("calls of the ranker that failed", "<=", 20, "", goals.note("failed_calls")),
-            Goal("p99 meanwhile", "<=", 55, " ms", part_of("during", CLIENT, "p99_ms")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+            goals.told_goal("killed"),
+            Goal("calls of the ranker that failed", "<=", 20, "", note("failed_calls")),
+            _p99(55),
+            RAW_ANSWERED,
         ),
         REMOTE_RANKER,
         pages={"killed": DEGRADED},
@@ -154,22 +157,22 @@ DRILLS = (
         "one of two processes dies: the client asks the other one, and a new one comes",
         {"first": faults.worker_killed, "second": faults.worker_killed},
         (
-            Goal("degraded, through the client", "<=", 1, " %", goals.client_share("degraded")),
-            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
+            Goal("degraded, through the client", "<=", 1, " %", goals.share("degraded", streams=(CLIENT,))),
+            _p99(50),
             Goal("until the process is back", "<=", 5, " s", goals.most("back_s")),
             Goal("answered more often than asked", "<=", 5, " %", goals.asked_again),
         ),
         TWO_PROCESSES,
-        note=faults.note_answers,
+        counts={"more_answers": faults.answers_given},
     ),
     Drill(
         "workers-killed",
         "a process dies every 2 s at 60 % of the capacity: the endpoint lives, no call fails at the client",
         {"every 2 s": crowds.at_share_of_capacity(0.6, faults.workers_killed)},
         (
-            Goal("processes that were killed", ">=", 1, "", goals.note("kills")),
-            Goal("longest time without any process", "<=", 0, " s", goals.longest("empty_s")),
-            Goal("longest time with one process too few", "<=", 2, " s", goals.longest("short_s")),
+            some("processes that were killed", note("kills")),
+            Goal("longest time without any process", "<=", 0, " s", note("longest_empty_s")),
+            Goal("longest time with one process too few", "<=", 2, " s", note("longest_short_s")),
         ),
         TWO_PROCESSES,
         during_s=60.0,
@@ -186,29 +189,14 @@ DRILLS = (
         (
             Goal("broken bundles that were refused", ">=", 2, "", goals.count("refused_s")),
             Goal("bundles that answered", "<=", 1, "", goals.bundles),
-            Goal("degraded", "<=", 1, " %", goals.degraded),
+            FULL,
         ),
     ),
     Drill(
         "stale-features",
         "each answer is labelled while the stream is silent or rows are too old",
         {"stream silent": faults.stream_silent, "rows too old": faults.rows_of_long_ago},
-        (
-            Goal(
-                f"until every answer says so, silent for {STALE_AFTER_S:g} s",
-                "<=",
-                STALE_AFTER_S + 1.5,
-                " s",
-                goals.of_fault("stream silent", "told_s"),
-            ),
-            Goal(
-                "until every answer says so, rows too old",
-                "<=",
-                1,
-                " s",
-                goals.of_fault("rows too old", "told_s"),
-            ),
-        ),
+        (goals.told_goal("stream silent", STALE_AFTER_S + 1.5), goals.told_goal("rows too old")),
         CLOCKED,
         during_s=6.0,
         pages={"stream silent": STALE, "rows too old": STALE},
@@ -218,21 +206,16 @@ DRILLS = (
         "however many requests ask for a list that is not cached, it is computed once",
         {"for one list": crowds.herd_for_one, "for many lists": crowds.herd_for_many},
         (
-            Goal("computed, all asking for one list", "<=", 1, "", goals.note("one_list", "computed_most")),
-            Goal(
-                "computed, two asking for each list", "<=", 1, "", goals.note("many_lists", "computed_most")
-            ),
-            Goal("lists computed, all asking for one list", ">=", 1, "", goals.note("one_list", "computed")),
-            Goal(
-                "lists computed, two asking for each list", ">=", 1, "", goals.note("many_lists", "computed")
-            ),
-            Goal("of the herd without an answer", "<=", 0, "", goals.note("one_list", "failed")),
-            Goal("of the herd for many without an answer", "<=", 0, "", goals.note("many_lists", "failed")),
-            Goal("of the herd with the list itself", ">=", 1, "", goals.note("one_list", "whole")),
-            Goal("p99 of the herd", "<=", 100, " ms", goals.note("one_list", "p99_ms")),
+            Goal("computed, all asking for one list", "<=", 1, "", note("one_list", "computed_most")),
+            Goal("computed, two asking for each list", "<=", 1, "", note("many_lists", "computed_most")),
+            some("lists computed, all asking for one list", note("one_list", "computed")),
+            some("lists computed, two asking for each list", note("many_lists", "computed")),
+            none("of the herd without an answer", note("one_list", "failed")),
+            none("of the herd for many without an answer", note("many_lists", "failed")),
+            some("of the herd with the list itself", note("one_list", "whole")),
+            Goal("p99 of the herd", "<=", 100, " ms", note("one_list", "p99_ms")),
         ),
         KEEPS_ANSWERS,
-        prepare=crowds.note_refusals,
     ),
     Drill(
         "overload",
@@ -240,15 +223,9 @@ DRILLS = (
         {"3 x": crowds.overload},
         (
             Goal("checkouts served by the endpoint in time", ">=", 99, " %", goals.served),
-            Goal(
-                "prefetches that failed and were not refused",
-                "<=",
-                0,
-                "",
-                goals.note("not_refused_but_failed"),
-            ),
+            none("prefetches that failed and were not refused", note("not_refused_but_failed")),
             Goal("whole answers, of what it can", ">=", 90, " %", goals.goodput),
-            Goal("until a prefetch is refused, p50", "<=", 5, " ms", goals.note("refused_p50_ms")),
+            Goal("until a prefetch is refused, p50", "<=", 5, " ms", note("refused_p50_ms")),
         ),
         prepare=crowds.note_capacity,
     ),
@@ -257,9 +234,9 @@ DRILLS = (
         "one shopper who asks as often as all others together gets less, and takes nothing from them",
         {"half of all": crowds.one_asks_for_all},
         (
-            Goal("p95 against the one before", "<=", 1.2, " x", goals.times_before("half of all")),
-            Goal("degraded, of the others", "<=", 1, " %", goals.share("degraded", "half of all")),
-            Goal("requests of the one without an answer", "<=", 0, "", goals.note("failed")),
+            _p95("half of all", 1.2),
+            Goal("degraded, of the others", "<=", 1, " %", goals.share("degraded")),
+            none("requests of the one without an answer", note("failed")),
             Goal("answers that are computed for the one", "<=", 75, " %", goals.computed_for_one),
         ),
         LIMITED,
@@ -268,10 +245,7 @@ DRILLS = (
         "processors-taken",
         "where others take the processors, answers are less, and come in time",
         {"two for each": faults.processors_taken},
-        (
-            Goal("processors that the others take", ">=", 25, " %", goals.note("taken")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
-        ),
+        (Goal("processors that the others take", ">=", 25, " %", note("taken")), RAW_ANSWERED),
         late_ms=30.0,
     ),
     Drill(
@@ -279,11 +253,9 @@ DRILLS = (
         "an invalid row affects only its own shopper; a list comes without it",
         {"a sixth of each kind": faults.rows_poisoned},
         (
-            Goal(
-                "answers that say the row is invalid", ">=", 1, "", goals.told("during", "features_invalid")
-            ),
-            Goal("change of another shopper's score", "<=", 1e-6, "", goals.score_moved),
-            Goal("owners without an answer", "<=", 0, "", goals.raw_lost),
+            some("answers that say the row is invalid", goals.told("during", "features_invalid")),
+            Goal("change of another shopper's score", "<=", 1e-6, "", part_of("during", CLIENT, "moved")),
+            none("owners without an answer", part_of("all", RAW, "failed")),
         ),
         raw_suffers=True,
     ),
@@ -296,17 +268,14 @@ DRILLS = (
             "80 MB": crowds.long_bodies,
         },
         (
-            *(
-                Goal(f"p95 against the one before, {fault}", "<=", 1.3, " x", goals.times_before(fault))
-                for fault in ("half a body", "nothing", "80 MB")
-            ),
-            Goal("bodies of 80 MB not refused with 413", "<=", 0, "", goals.note("long", "otherwise")),
-            Goal("bodies of 80 MB refused with 413", ">=", 1, "", goals.note("long", "refused")),
-            Goal("half-sent bodies not cut off", "<=", 0, "", goals.not_cut("half")),
-            Goal("until the last half-sent body is cut off", "<=", 5, " s", goals.note("half", "last_s")),
-            Goal("idle connections not cut off", "<=", 0, "", goals.not_cut("idle")),
-            Goal("until the last idle connection is cut off", "<=", 5, " s", goals.note("idle", "last_s")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+            *(_p95(fault, 1.3) for fault in ("half a body", "nothing", "80 MB")),
+            none("bodies of 80 MB not refused with 413", note("long", "otherwise")),
+            some("bodies of 80 MB refused with 413", note("long", "refused")),
+            none("half-sent bodies not cut off", note("half", "left")),
+            Goal("until the last half-sent body is cut off", "<=", 5, " s", note("half", "last_s")),
+            none("idle connections not cut off", note("idle", "left")),
+            Goal("until the last idle connection is cut off", "<=", 5, " s", note("idle", "last_s")),
+            RAW_ANSWERED,
         ),
     ),
     Drill(
@@ -316,9 +285,9 @@ DRILLS = (
         (
             Goal("bundles that answered", ">=", 2, "", goals.bundles),
             Goal("until the bundle answers", "<=", 10, " s", goals.most("swap_s")),
-            Goal("p95 against the one before", "<=", 2, " x", goals.times_before("another one")),
-            Goal("degraded", "<=", 1, " %", goals.degraded),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+            _p95("another one", 2),
+            FULL,
+            RAW_ANSWERED,
         ),
     ),
     Drill(
@@ -326,12 +295,11 @@ DRILLS = (
         "a full disk costs records of the log, which are counted, and no answer; then it writes again",
         {"full": faults.disk_full},
         (
-            Goal("degraded", "<=", 1, " %", goals.degraded),
-            Goal("records counted as dropped", ">=", 1, "", goals.note("dropped")),
-            Goal("records written after", ">=", 1, "", goals.note("written_after")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+            FULL,
+            some("records counted as dropped", note("dropped")),
+            Goal("until records are written again", "<=", 5, " s", note("written_again_s")),
+            RAW_ANSWERED,
         ),
-        note=faults.note_written,
     ),
     Drill(
         "clock-jump",
@@ -342,24 +310,12 @@ DRILLS = (
             "400 days on": faults.clock_off(400 * DAY_S),
         },
         (
-            Goal(
-                "until every answer says that features look old",
-                "<=",
-                1,
-                " s",
-                goals.of_fault("an hour on", "told_s"),
-            ),
-            Goal(
-                "until every answer says so, 400 days on",
-                "<=",
-                1,
-                " s",
-                goals.of_fault("400 days on", "told_s"),
-            ),
-            Goal("endpoint's clock, an hour back", "<=", -3_500, " s", goals.note("clock_s", f"{-HOUR_S:g}")),
+            goals.told_goal("an hour on"),
+            goals.told_goal("400 days on"),
+            Goal("endpoint's clock, an hour back", "<=", -3_500, " s", note("clock_s", f"{-HOUR_S:g}")),
             Goal("degraded, an hour back", "<=", 1, " %", goals.share("degraded", "an hour back")),
-            Goal("p99 meanwhile", "<=", 50, " ms", part_of("during", CLIENT, "p99_ms")),
-            Goal("requests straight to the endpoint without an answer", "<=", 0, "", goals.raw_lost),
+            _p99(50),
+            RAW_ANSWERED,
         ),
         CLOCKED,
         # A wrong clock is worth a page: the times of rules and promotions hold by it.
@@ -375,11 +331,11 @@ DRILLS = (
         },
         (
             Goal("slowest answer", "<=", 100, " ms", part_of("during", CLIENT, "max_ms")),
-            Goal("slowest answer, no such name", "<=", 100, " ms", goals.note("nameless", "max_ms")),
-            Goal("failed, no such name", "<=", 0, "", goals.note("nameless", "failed")),
-            Goal("answered by the client, no such name", ">=", 1, "", goals.note("nameless", "degraded")),
-            Goal("until every answer says so, refused", "<=", 1, " s", goals.of_fault("refused", "told_s")),
-            Goal("until every answer says so, silent", "<=", 1, " s", goals.of_fault("silent", "told_s")),
+            Goal("slowest answer, no such name", "<=", 100, " ms", note("nameless", "max_ms")),
+            none("failed, no such name", note("nameless", "failed")),
+            some("answered by the client, no such name", note("nameless", "degraded")),
+            goals.told_goal("refused"),
+            goals.told_goal("silent"),
         ),
         in_front=True,
         pages={"refused": GONE, "silent": GONE},

@@ -36,10 +36,6 @@ class Clock:
         """Set the clock so far off the true time."""
         self._offset[:] = _OFFSET.pack(seconds)
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._offset.close()
-
 
 def main() -> int:
     """Run the endpoint with the clock of a file; return its exit code."""

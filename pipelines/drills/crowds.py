@@ -5,11 +5,10 @@ The faults of the callers' side, as `pipelines.drills.faults` has those of store
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import resource
-import select
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +22,10 @@ import numpy as np
 import orjson
 
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import Load, LoadPlan, sending
+from pipelines.bench.load.generator import LoadPlan, sending
 from pipelines.bench.report import percentiles
-from pipelines.drills.faults import Break, Notes
-from pipelines.drills.system import WARM_UP, System, bodies_of
+from pipelines.drills.faults import Break, Notes, between
+from pipelines.drills.system import WARM_UP, System, bodies_of, client_plan
 from serving.schemas import MAX_BASKET
 
 CUT_S = 6.0  # how long the slow callers wait to be cut off
@@ -35,11 +34,6 @@ SATURATING, CAPACITY_S = 6, 2.0  # connections and seconds that measure the capa
 LONGEST_S = 120.0  # of a load that is stopped earlier
 PATIENCE_S = 0.5
 COMPUTED = "reco_cache_computed_total"
-
-
-def note_refusals(system: System, notes: Notes) -> None:
-    """Note how long a crowd waits for the cheapest answer, a refusal of invalid JSON, without other load."""
-    notes["refusals_p99_ms"] = percentiles(_at_once(system, [b"{"]).client_ms)["p99"]
 
 
 @contextlib.contextmanager
@@ -71,8 +65,9 @@ def _cold(system: System, count: int) -> list[bytes]:
 
 def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
     """Send the bodies at once, repeated to the size of the crowd; return the figures."""
-    before = system.sample(COMPUTED)
-    load = _at_once(system, bodies)
+    before, crowd = system.sample(COMPUTED), system.effort.herd
+    plan = replace(_plan(system, bodies), connections=crowd, requests=crowd, keep=True)
+    load = system.flood.run(plan)
     answered = Counter(number % len(bodies) for number, one in enumerate(load.answers) if was_computed(one))
     return {
         "lists": len(bodies),
@@ -83,20 +78,6 @@ def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
         "computed": system.sample(COMPUTED) - before,  # also for lower rungs, and for the other streams
         "p99_ms": percentiles(load.client_ms)["p99"],
     }
-
-
-def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
-    herd = system.effort.herd
-    plan = LoadPlan(
-        f"{system.server.ready['http']}{PREDICT}",
-        system.flood.bodies(bodies),
-        LONGEST_S,
-        connections=herd,
-        requests=herd,
-        warm_up=0,
-        keep=True,
-    )
-    return system.flood.run(plan)
 
 
 def was_computed(answer: bytes) -> bool:
@@ -110,7 +91,7 @@ def was_computed(answer: bytes) -> bool:
 
 def note_capacity(system: System, notes: Notes) -> None:
     """Note how many whole answers a second the endpoint gives at most, without other load."""
-    full = system.flood.run(replace(_flood(system), connections=SATURATING))
+    full = system.flood.run(replace(_flood(system), seconds=CAPACITY_S, connections=SATURATING))
     notes["capacity"] = float((full.answered & ~full.degraded).sum() / CAPACITY_S)
 
 
@@ -118,7 +99,7 @@ def note_capacity(system: System, notes: Notes) -> None:
 def overload(system: System, notes: Notes) -> Iterator[None]:
     """Send prefetches at three times the capacity of the endpoint, beside the checkouts."""
     flood = replace(_flood(system), rate=OVERLOAD * max(notes["capacity"], 1.0), prefetch=True)
-    with sending((system.flood, replace(flood, seconds=LONGEST_S))) as loads:
+    with sending((system.flood, flood)) as loads:
         yield
     [load] = loads
     refused = load.status == 429
@@ -139,7 +120,7 @@ def at_share_of_capacity(share: float, break_it: Break) -> Break:
     def loaded(system: System, notes: Notes) -> Iterator[None]:
         streams = system.effort.client_rate + system.effort.raw_rate
         notes["rate"] = max(share * notes["capacity"], streams)
-        plan = replace(_flood(system), rate=max(notes["rate"] - streams, 1.0), seconds=LONGEST_S)
+        plan = replace(_flood(system), rate=max(notes["rate"] - streams, 1.0))
         with sending((system.flood, plan)) as loads, break_it(system, notes):
             yield
         [load] = loads
@@ -149,10 +130,14 @@ def at_share_of_capacity(share: float, break_it: Break) -> Break:
 
 
 def _flood(system: System) -> LoadPlan:
-    bodies = system.flood.bodies(bodies_of(system.testbed.raw, wrapped=True))
     patience_s = PATIENCE_S + system.testbed.deadline_ms / 1e3
-    plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
+    plan = _plan(system, bodies_of(system.testbed.raw, wrapped=True))
     return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
+
+
+def _plan(system: System, bodies: Sequence[bytes]) -> LoadPlan:
+    url = f"{system.server.ready['http']}{PREDICT}"
+    return LoadPlan(url, system.flood.bodies(bodies), LONGEST_S, warm_up=0)
 
 
 @contextlib.contextmanager
@@ -160,8 +145,7 @@ def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
     """Send requests of one shopper at the rate of all others together."""
     greedy = {**system.testbed.raw[0], "user_id": "greedy"}
     rate = system.effort.client_rate + system.effort.raw_rate
-    bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
-    plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
+    plan = replace(_plan(system, bodies_of([greedy], wrapped=True)), rate=rate)
     with sending((system.flood, plan)) as loads:
         yield
     [load] = loads
@@ -198,86 +182,52 @@ def slow_callers(said: Callable[[System], bytes], name: str) -> Break:
 
     @contextlib.contextmanager
     def slow(system: System, notes: Notes) -> Iterator[None]:
-        began, crowd = time.monotonic(), []
-        with ThreadPoolExecutor(1) as thread, _many_files():
-            try:
-                for _ in range(system.effort.crowd):
-                    crowd.append(socket.create_connection(system.address, timeout=CUT_S))
-                    crowd[-1].sendall(said(system))
-                cutting = thread.submit(_cut_off, list(crowd), began)
-                yield
-                notes[name] = cutting.result()
-            finally:
-                for one in crowd:
-                    one.close()
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # of this process, from now on
+        crowd = _cut_off(system.address, said(system), system.effort.crowd)
+        with ThreadPoolExecutor(1) as thread:
+            cutting = thread.submit(asyncio.run, crowd)
+            yield
+            notes[name] = cutting.result()
 
     return slow
 
 
-@contextlib.contextmanager
-def _many_files() -> Iterator[None]:
-    """Raise the limit of open files of this process; processes started before keep their limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+async def _cut_off(
+    address: tuple[str, int], said: bytes, count: int, wait_s: float = CUT_S
+) -> dict[str, Any]:
+    """Open connections; return how many the endpoint leaves open, and after how long it closed the last."""
+    began = time.monotonic()
+
+    async def closed_s() -> float:
+        reader, writer = await asyncio.open_connection(*address)
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            writer.write(said)
+            await reader.read()  # a refusal may come before the end
+        return time.monotonic() - began
+
+    closed, left = await asyncio.wait(
+        [asyncio.ensure_future(closed_s()) for _ in range(count)], timeout=wait_s
+    )
+    last_s = max((one.result() for one in closed), default=0.0)
+    return {"crowd": count, "left": len(left), "last_s": last_s}
 
 
-def _cut_off(crowd: Sequence[socket.socket], began: float, wait_s: float = CUT_S) -> dict[str, Any]:
-    """Return how many connections of a crowd the endpoint closes in time, and when it closed the last."""
-    left, last = set(crowd), 0.0
-    poller = select.poll()
-    by_number = {one.fileno(): one for one in crowd}
-    for number in by_number:
-        poller.register(number, select.POLLIN)
-    while left and time.monotonic() - began < wait_s:
-        for number, _ in poller.poll(100):
-            one = by_number[number]
-            with contextlib.suppress(OSError):
-                if one.recv(65_536):
-                    continue  # a refusal; the end follows
-            left.discard(one)
-            poller.unregister(number)
-            last = time.monotonic() - began
-    return {"crowd": len(crowd), "cut": len(crowd) - len(left), "last_s": last}
-
-
-@contextlib.contextmanager
-def service_refuses(system: System, notes: Notes) -> Iterator[None]:
-    """Refuse connections at the endpoint's address, and reset the existing ones."""
+def _refuse(system: System) -> None:
     system.front.refuse()
     system.front.reset_peer()
-    try:
-        yield
-    finally:
-        system.front.listen()
 
 
-@contextlib.contextmanager
-def service_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Keep connections to the endpoint and accept new ones, while nothing passes."""
-    system.front.frozen = True
-    try:
-        yield
-    finally:
-        system.front.heal()
+service_refuses = between(_refuse, lambda system: system.front.listen())
+# Connections stay, and new ones are accepted, while nothing passes.
+service_silent = between(lambda system: system.front.freeze(), lambda system: system.front.heal())
 
 
 @contextlib.contextmanager
 def name_gone(system: System, notes: Notes) -> Iterator[None]:
     """Let a second client call an endpoint whose name this machine's name service does not know."""
-    testbed = system.testbed
-    plan = LoadPlan(
-        *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(testbed.asked, False))),
-        *(LONGEST_S, system.effort.client_rate),
-        warm_up=0,
-        patience_s=PATIENCE_S,
-        keep=True,
-        best_sellers=str(testbed.best_sellers),
-        deadline_ms=testbed.deadline_ms,
-    )
+    plan = client_plan(system.testbed, "http://recommender.invalid:8080", system.effort.client_rate)
+    plan = replace(plan, warm_up=0, patience_s=PATIENCE_S)
     # Before: the first call of a process loads the client's code.
     system.flood.run(replace(plan, rate=0.0, connections=1, requests=WARM_UP))
     with sending((system.flood, plan)) as loads:

@@ -27,7 +27,6 @@ class Proxy:
         self._upstream, self._tls = upstream, tls
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
         self._closed = False
         self.port = 0
         self.listen()
@@ -65,25 +64,25 @@ class Proxy:
                 one.shutdown(socket.SHUT_RD)  # wakes its thread and, unlike the other half, says nothing
             one.close()
 
+    def freeze(self) -> None:
+        """Move nothing from now on."""
+        self.frozen = True
+
     def heal(self) -> None:
         """Take all faults back that are attributes."""
         self.latency_s, self.frozen, self.drip, self.limit_bytes = lambda: 0.0, False, None, None
 
     def close(self) -> None:
-        """Close everything and wait for the threads."""
+        """Close everything, which ends the threads."""
         self._closed = True
         self.refuse()
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for one in sockets:
             _close(one)
-        for thread in self._threads:
-            thread.join()
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -105,15 +104,12 @@ class Proxy:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
-            for end in (client, server):
-                if end is not None:
-                    _close(end)
+            self._part(client, *([server] if server else []))
             return
         with self._lock:
             self._sockets |= {client, server}
         if self._closed:
-            _close(client)
-            _close(server)
+            self._part(client, server)
         self._start(self._questions, client, server)
         self._answers(server, client)
 

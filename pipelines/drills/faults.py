@@ -33,10 +33,10 @@ from pipelines.drills.system import (
     System,
     address_of,
     bytes_proto,
-    files_of,
     sockets_of,
     time_proto,
 )
+from serving.release.champion import write_champion
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_value
 
 Notes = dict[str, Any]  # the figures of a fault; plain JSON types
@@ -48,33 +48,29 @@ RANKER_CALLS = "reco_ranker_calls_total"
 FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # other calls were not made
 RECORDS = "reco_log_records_total"
 CLOCK = "reco_champion_read_timestamp_seconds"  # the endpoint's own time, a second ago at most
-SLOW_S, MIDDLING_S, LATE_S = 5.0, 0.2, 0.02  # of the store's answers
-ONE_IN = 50  # answers of the store that is slow now and then
-HALF_A_REPLY = 7  # bytes
-DRIP = (1, 0.01)  # a byte each 10 ms
 RESET_EVERY_S = 0.2
 KILL_EVERY_S, LOOK_EVERY_S = 2.0, 0.1
 SPINS_PER_CORE = 2  # processes that take the processors away
 
 
-@contextlib.contextmanager
-def store_killed(system: System, notes: Notes) -> Iterator[None]:
-    """Kill the store, and start it again with its saved data."""
-    system.store.kill()
-    try:
-        yield
-    finally:
-        system.store.start()
+def between(begin: Callable[[System], object], end: Callable[[System], object]) -> Break:
+    """Return a fault that one act begins and another ends."""
+
+    @contextlib.contextmanager
+    def broken(system: System, notes: Notes) -> Iterator[None]:
+        begin(system)
+        try:
+            yield
+        finally:
+            end(system)
+
+    return broken
 
 
-@contextlib.contextmanager
-def store_frozen(system: System, notes: Notes) -> Iterator[None]:
-    """Stop the store (SIGSTOP): connections stay, new ones are accepted, nothing is answered."""
-    system.store.freeze()
-    try:
-        yield
-    finally:
-        system.store.thaw()
+store_killed = between(lambda system: system.store.kill(), lambda system: system.store.start())
+# SIGSTOP: connections stay, new ones are accepted, nothing is answered.
+store_frozen = between(lambda system: system.store.freeze(), lambda system: system.store.thaw())
+stream_silent = between(lambda system: system.silent.set(), lambda system: system.silent.clear())
 
 
 def store_late(latency_s: float) -> Break:
@@ -99,16 +95,7 @@ def answers_drip(size: int, pause_s: float) -> Break:
 
 
 def _spoiled(**toxics: Any) -> Break:
-    @contextlib.contextmanager
-    def spoiled(system: System, notes: Notes) -> Iterator[None]:
-        for name, value in toxics.items():
-            setattr(system.proxy, name, value)
-        try:
-            yield
-        finally:
-            system.proxy.heal()
-
-    return spoiled
+    return between(lambda system: vars(system.proxy).update(toxics), lambda system: system.proxy.heal())
 
 
 @contextlib.contextmanager
@@ -120,40 +107,10 @@ def connections_reset(system: System, notes: Notes) -> Iterator[None]:
     notes["opened_again"] = system.proxy.accepted - before
 
 
-def note_files(system: System, notes: Notes) -> None:
-    """Note how many files the endpoint has open, connections of its callers not counted."""
-    pid = system.server.process.pid
-    callers = sockets_of(system.address[1], ESTABLISHED)
-    notes.setdefault("files", []).append(files_of(pid) - callers)
-
-
-@contextlib.contextmanager
-def stream_silent(system: System, notes: Notes) -> Iterator[None]:
-    """Stop the stream's heartbeat."""
-    assert system.pulse is not None
-    system.pulse.silent = True
-    try:
-        yield
-    finally:
-        system.pulse.silent = False
-
-
-@contextlib.contextmanager
-def rows_of_long_ago(system: System, notes: Notes) -> Iterator[None]:
-    """Make the rows of the client's shoppers older than a row may be."""
-
-    def aged(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
-        return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
-
-    with _rewritten(system, system.testbed.asked, aged):
-        yield
-
-
-@contextlib.contextmanager
-def rows_poisoned(system: System, notes: Notes) -> Iterator[None]:
-    """Write rows that no stream would write for the shoppers of the raw stream, each kind in turn."""
-    with _rewritten(system, system.testbed.raw, poisoned):
-        yield
+def open_files(system: System) -> float:
+    """Return how many files the endpoint has open, connections of its callers not counted."""
+    files = psutil.Process(system.server.process.pid).num_fds()
+    return float(files - sockets_of(system.address[1], ESTABLISHED))
 
 
 def poisoned(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
@@ -176,36 +133,50 @@ def _with_money(user: str, packed: bytes, amount: float) -> bytes:
     return pack(replace(events, paid=money, discount=money), user)
 
 
-@contextlib.contextmanager
+def _aged(user: str, row: Mapping[bytes, bytes], number: int) -> dict[bytes, bytes]:
+    """Return the field of a row that is older than a row may be."""
+    return {WRITTEN_FIELD: time_proto(time.time() - 20 * USER_TTL_DAYS * DAY_S)}
+
+
 def _rewritten(
-    system: System,
-    requests: Sequence[Mapping[str, Any]],
+    requests: Callable[[System], Sequence[Mapping[str, Any]]],
     write: Callable[[str, Mapping[bytes, bytes], int], dict[bytes, bytes]],
-) -> Iterator[None]:
-    """Write other fields into the rows of the requests' shoppers, and then the original rows again."""
-    users = dict.fromkeys(str(request["user_id"]) for request in requests)
-    rows = {user: row for user in users if (row := system.store.row(user))}
-    for number, (user, row) in enumerate(rows.items()):
-        system.store.write(user, write(user, row, number))
-    try:
-        yield
-    finally:
-        for user, row in rows.items():
-            system.store.write(user, row)
+) -> Break:
+    """Return a fault that writes other fields into the rows of the requests' shoppers."""
+
+    @contextlib.contextmanager
+    def rewritten(system: System, notes: Notes) -> Iterator[None]:
+        users = dict.fromkeys(str(request["user_id"]) for request in requests(system))
+        rows = {user: row for user in users if (row := system.store.row(user))}
+        for number, (user, row) in enumerate(rows.items()):
+            system.store.write(user, write(user, row, number))
+        try:
+            yield
+        finally:
+            for user, row in rows.items():
+                system.store.write(user, row)
+
+    return rewritten
+
+
+rows_of_long_ago = _rewritten(lambda system: system.testbed.asked, _aged)
+rows_poisoned = _rewritten(lambda system: system.testbed.raw, poisoned)
 
 
 @contextlib.contextmanager
 def ranker_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill the ranker that the endpoint asks, and start it again; it is over when that one is ready."""
-    assert system.ranker is not None
+    assert system.ranker
+    assert system.start_ranker
     before = system.server.samples(RANKER_CALLS)
-    system.ranker.kill()
+    system.ranker.process.kill()
+    system.ranker.process.wait()
     try:
         yield
         after = system.server.samples(RANKER_CALLS)
         notes["failed_calls"] = sum(after.get(one, 0.0) - before.get(one, 0.0) for one in FAILED_CALLS)
     finally:
-        system.ranker.start()
+        system.ranker = system.start_ranker()
 
 
 @contextlib.contextmanager
@@ -235,8 +206,7 @@ def _ready(system: System) -> int:
 def workers_killed(system: System, notes: Notes) -> Iterator[None]:
     """Kill one of the endpoint's processes again and again, whether it is ready or starts.
 
-    It is over when all of them answer again. `short_s` are the times with fewer than all, in turn, `empty_s`
-    those without any.
+    It is over when all of them answer again. It notes the longest time with fewer than all, and without any.
     """
     chosen, all_of_them = random.Random(0), _ready(system)
     kills, looks = itertools.count(), list[tuple[float, int]]()
@@ -253,18 +223,20 @@ def workers_killed(system: System, notes: Notes) -> Iterator[None]:
         with repeating(kill, KILL_EVERY_S):
             yield
         wait_for(lambda: _ready(system) == all_of_them, "the killed processes are back")
-    notes["short_s"], notes["empty_s"] = times_below(all_of_them, looks), times_below(1, looks)
+    notes["longest_short_s"] = longest_below(all_of_them, looks)
+    notes["longest_empty_s"] = longest_below(1, looks)
 
 
-def times_below(most: int, looks: Sequence[tuple[float, int]]) -> list[float]:
-    """Return the seconds of each time with fewer ready processes, of pairs of a time and their number."""
+def longest_below(most: int, looks: Sequence[tuple[float, int]]) -> float:
+    """Return the longest time, in seconds, with fewer ready processes; `looks` are times and their number."""
     runs = itertools.groupby(itertools.pairwise(looks), lambda pair: pair[0][1] < most)
-    return [sum(end[0] - start[0] for start, end in run) for is_below, run in runs if is_below]
+    below = [sum(end[0] - start[0] for start, end in run) for is_below, run in runs if is_below]
+    return max(below, default=0.0)
 
 
-def note_answers(system: System, notes: Notes) -> None:
-    """Note how many answers the endpoint has given."""
-    notes.setdefault("answers", []).append(sum(system.server.samples(RESPONSES).values()))
+def answers_given(system: System) -> float:
+    """Return how many answers the endpoint has given."""
+    return sum(system.server.samples(RESPONSES).values())
 
 
 @contextlib.contextmanager
@@ -300,13 +272,10 @@ def disk_full(system: System, notes: Notes) -> Iterator[None]:
     finally:
         for pid, limits in before.items():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-    notes["written_then"] = system.sample(RECORDS, "written")
-
-
-def note_written(system: System, notes: Notes) -> None:
-    """Note how many records of the log were written since the disk took any again."""
-    if "written_then" in notes:
-        notes["written_after"] = system.sample(RECORDS, "written") - notes.pop("written_then")
+    written = system.sample(RECORDS, "written")
+    notes["written_again_s"] = wait_for(
+        lambda: system.sample(RECORDS, "written") > written, "the log is written again"
+    )
 
 
 def clock_off(seconds: float) -> Break:
@@ -331,7 +300,7 @@ def another_champion(number: int) -> Break:
     @contextlib.contextmanager
     def another(system: System, notes: Notes) -> Iterator[None]:
         known, began = len(system.server.events("bundle")), time.monotonic()
-        system.champion(system.champions[number])
+        write_champion(system.home, system.champions[number])
         wait_for(lambda: len(system.server.events("bundle")) > known, "the other bundle answers")
         notes.setdefault("swap_s", []).append(time.monotonic() - began)
         yield
@@ -349,13 +318,13 @@ def broken_champion(spoil: Callable[[Path], None]) -> Break:
         shutil.copytree(system.home / other.path, place)
         spoil(place)
         refused, began = system.sample(REFUSED, "refused"), time.monotonic()
-        system.champion(replace(other, path=f"bundles/{place.name}"))
+        write_champion(system.home, replace(other, path=f"bundles/{place.name}"))
         try:
             wait_for(lambda: system.sample(REFUSED, "refused") > refused, "the broken bundle is refused")
             notes.setdefault("refused_s", []).append(time.monotonic() - began)
             yield
         finally:
-            system.champion(good)
+            write_champion(system.home, good)
             shutil.rmtree(place)
 
     return broken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,24 +139,26 @@ def outcome_of(
         `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream;
         `recovery_s` of each, and the longest: None where the client's answers were not whole again.
     """
-    expected = {name: _expected(answers, faults[0].began) for name, answers in streams.items()}
-
-    def tallies(of: Mapping[str, Iterable[Answer]]) -> dict[str, Any]:
-        return {name: tally(list(some), deadline_ms, expected[name], late_ms) for name, some in of.items()}
-
-    nexts = [*(fault.began for fault in faults[1:]), ended]
     before = {name: [a for a in some if a.done < faults[0].began] for name, some in streams.items()}
-    during, after, rows = _none(streams), _none(streams), []
-    recoveries: list[float | None] = []
-    for fault, end in zip(faults, nexts, strict=True):
-        ones = {name: [a for a in some if during_fault(a, fault)] for name, some in streams.items()}
+    expected = {name: {a.question: a for a in some if a.whole} for name, some in before.items()}
+
+    def tallies(of: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
+        return {name: tally(some, deadline_ms, expected[name], late_ms) for name, some in of.items()}
+
+    during, after = ({name: list[Answer]() for name in streams} for _ in range(2))
+    rows: list[dict[str, Any]] = []
+    ends = [*(fault.began for fault in faults[1:]), ended]
+    for fault, end in zip(faults, ends, strict=True):
+        ones = {  # a fault was there at some moment between request and answer
+            name: [a for a in some if a.due < fault.ended and a.done >= fault.began]
+            for name, some in streams.items()
+        }
         others = {
             name: [a for a in some if a.due >= fault.ended and a.done < end] for name, some in streams.items()
         }
         for name in streams:
             during[name] += ones[name]
             after[name] += others[name]
-        recoveries.append(recovery_s(others[CLIENT], fault.ended))
         rows.append(
             {
                 "name": fault.name,
@@ -164,36 +166,18 @@ def outcome_of(
                 "during": tallies(ones),
                 "after": tallies(others),
                 "told_s": told_s(ones[CLIENT], fault),
-                "recovery_s": recoveries[-1],
+                "recovery_s": recovery_s(others[CLIENT], fault.ended),
             }
         )
+    recoveries = [row["recovery_s"] for row in rows]
     return {
         "before": tallies(before),
         "during": tallies(during),
         "after": tallies(after),
         "all": tallies(streams),
         "faults": rows,
-        "recovery_s": _longest(recoveries),
+        "recovery_s": None if None in recoveries else max(recoveries),
     }
-
-
-def _longest(recoveries: Sequence[float | None]) -> float | None:
-    known = [seconds for seconds in recoveries if seconds is not None]
-    return max(known) if len(known) == len(recoveries) else None
-
-
-def _none(streams: Mapping[str, Any]) -> dict[str, list[Answer]]:
-    return {name: [] for name in streams}
-
-
-def during_fault(answer: Answer, fault: Fault) -> bool:
-    """Say whether a fault was there at any moment between a request and its answer."""
-    return answer.due < fault.ended and answer.done >= fault.began
-
-
-def _expected(answers: Iterable[Answer], until: float) -> dict[int, Answer]:
-    """Return a whole answer to each question from before the first fault."""
-    return {answer.question: answer for answer in answers if answer.whole and answer.done < until}
 
 
 def tally(
@@ -208,7 +192,8 @@ def tally(
     items or scores than the same question had before the fault, is one of them.
     """
     answered = [answer for answer in answers if answer.status_ok]
-    moved = _changes(answered, expected or {})
+    known = expected or {}
+    moved = [a.differs(known[a.question]) for a in answered if a.whole and a.question in known]
     on_features = [answer.features_ms for answer in answered if answer.features_ms is not None]
     waits = np.array([answer.ms for answer in answered])
     times = percentiles(waits)
@@ -221,7 +206,8 @@ def tally(
         + sum(change > SAME_SCORE for change in moved),
         "invalid": sum(not answer.valid for answer in answered),
         "from_client": sum(answer.from_client for answer in answered),
-        **_causes(answered),
+        "reasons": dict(Counter(str(a.document["degraded_reason"]) for a in answered if a.degraded)),
+        "bundles": sorted({a.document["bundle_id"] for a in answered if a.document.get("bundle_id")}),
         "p50_ms": times["p50"],
         "p95_ms": times["p95"],
         "p99_ms": times["max"] if times["p99"] is None else times["p99"],
@@ -230,18 +216,6 @@ def tally(
         # An answer with other items has no distance: it is counted as unlabelled.
         "moved": round(max((change for change in moved if math.isfinite(change)), default=0.0), 9),
     }
-
-
-def _changes(answers: Iterable[Answer], expected: Mapping[int, Answer]) -> list[float]:
-    """Return how far each whole answer is from the one expected, where there is one."""
-    whole = (answer for answer in answers if answer.whole and answer.question in expected)
-    return [answer.differs(expected[answer.question]) for answer in whole]
-
-
-def _causes(answers: Sequence[Answer]) -> dict[str, Any]:
-    reasons = Counter(str(answer.document["degraded_reason"]) for answer in answers if answer.degraded)
-    bundles = {answer.document.get("bundle_id") for answer in answers}
-    return {"reasons": dict(reasons), "bundles": sorted(bundle for bundle in bundles if bundle)}
 
 
 def told_s(answers: Sequence[Answer], fault: Fault) -> float:

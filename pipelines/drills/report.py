@@ -18,15 +18,8 @@ from pipelines.tables import table as text_table
 
 PHASES = ("before", "during", "after")
 HEAD = (
-    "drill",
-    "failed",
-    "late",
-    "degraded",
-    "p50 / p99 ms before",
-    "during",
-    "after",
-    "recovery s",
-    "passed",
+    *("drill", "failed", "late", "degraded", "p50 / p99 ms before", "during", "after"),
+    *("recovery s", "passed"),
 )
 _COLUMNS = 4  # of the picture
 
@@ -34,15 +27,17 @@ _COLUMNS = 4  # of the picture
 def drill_table(result: Mapping[str, Any]) -> str:
     """Return the result of `run_drills` as Markdown."""
     lines = [f"# Drills on bundle {result['bundle_id']}", "", _verdict(result), "", _preface(result), ""]
-    for name, why in result["broken_off"].items():
-        lines += [f"`{name}` was broken off: {why}", ""]
-    lines += [*drill_rows(result), ""]
+    lines += [*_broken_off(result), *drill_rows(result), ""]
     for name, drill in result["drills"].items():
         lines += [f"## {name}", "", f"Proves: {drill['proves']}.", ""]
         lines += [*goal_table(drill["goals"], "{:.4g}".format), "", *_faults(drill), ""]
         if drill["notes"]:
             lines += [f"Noted beside: `{json.dumps(drill['notes'])}`", ""]
     return "\n".join(lines)
+
+
+def _broken_off(result: Mapping[str, Any]) -> list[str]:
+    return [f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()]
 
 
 def drill_rows(result: Mapping[str, Any]) -> list[str]:
@@ -85,7 +80,7 @@ def page_rows(drills: Mapping[str, Any]) -> list[str]:
 
 def alerts_table(result: Mapping[str, Any]) -> str:
     """Return the pages of drills with alerts as Markdown."""
-    machine, effort = result["machine"], result["effort"]
+    effort = result["effort"]
     missed = {name: missed_figures(drill) for name, drill in result["drills"].items()}
     lines = [
         f"# Alerts of drills on bundle {result['bundle_id']}",
@@ -93,10 +88,9 @@ def alerts_table(result: Mapping[str, Any]) -> str:
         alerts_verdict(result["drills"]),
         "",
         f"Each fault lasts {effort['during_s']:g} s or more, and Prometheus watched {effort['history_s']:g} "
-        f"s before the first. All processes share {machine['cores']} cores of {machine['cpu']}. Commit "
-        f"{result['commit']}, {result['measured_at']}{busy_line(result)}.",
+        f"s before the first. All processes share {_machine(result)}.",
         "",
-        *(f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()),
+        *_broken_off(result),
         *page_rows(result["drills"]),
         "",
         "All figures that the drills missed beside Prometheus and Alertmanager:",
@@ -110,11 +104,9 @@ def alerts_table(result: Mapping[str, Any]) -> str:
 def missed_figures(outcome: Mapping[str, Any]) -> str:
     """Return the missed figures of a drill, in a line; empty: none."""
     missed = [goal for goal in outcome["goals"] if not goal["reached"]]
-    return "; ".join(f"{goal['name']} {_figure(goal['measured'])} (wanted {goal['goal']})" for goal in missed)
-
-
-def _figure(measured: float | None) -> str:
-    return MISSING if measured is None else f"{measured:.4g}"
+    figures = [MISSING if goal["measured"] is None else f"{goal['measured']:.4g}" for goal in missed]
+    told = zip(missed, figures, strict=True)
+    return "; ".join(f"{goal['name']} {figure} (wanted {goal['goal']})" for goal, figure in told)
 
 
 def alerts_verdict(drills: Mapping[str, Any]) -> str:
@@ -146,14 +138,21 @@ def _verdict(result: Mapping[str, Any]) -> str:
 
 
 def _preface(result: Mapping[str, Any]) -> str:
-    effort, machine = result["effort"], result["machine"]
+    effort = result["effort"]
     return (
         f"{effort['client_rate']:g} requests a second through the project's client, whose deadline is "
         f"{result['deadline_ms']:g} ms, and {effort['raw_rate']:g} straight over HTTP, all the time, as an "
-        f"open loop; each fault lasts {effort['during_s']:g} s or more. Endpoint, store, callers and proxy "
-        f"share {machine['cores']} cores of {machine['cpu']}. Counts and times of this table "
-        f"are the client's; commit {result['commit']}, {result['measured_at']}"
-        f"{busy_line(result)}."
+        f"open loop; each fault lasts {effort['during_s']:g} s or more. Counts and times of this table are "
+        f"the client's. Endpoint, store, callers and proxy share {_machine(result)}."
+    )
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    """Return where and when a result was measured."""
+    machine = result["machine"]
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}. Commit {result['commit']}, {result['measured_at']}"
+        f"{busy_line(result)}"
     )
 
 
@@ -186,9 +185,7 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
     columns = min(len(answers), _COLUMNS)
     rows = -(-len(answers) // columns)
     with picture(file, (4.2 * columns, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):
-        for axes in grid.flat[len(answers) :]:
-            axes.set_visible(False)
-        for axes, (name, seen) in zip(grid.flat, answers.items(), strict=False):
+        for axes, (name, seen) in zip(_used(grid, len(answers)), answers.items(), strict=True):
             first = seen[0].due
             for begin, end in result["drills"][name]["marks_s"]:
                 axes.axvspan(begin, end, color="tab:red", alpha=0.12, linewidth=0)
@@ -215,6 +212,13 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
         figure.legend(handles, labels, fontsize=8, markerscale=3, **place)
 
 
+def _used(grid: Any, count: int) -> Any:
+    """Return the first axes of a grid; the others are left out."""
+    for axes in grid.flat[count:]:
+        axes.set_visible(False)
+    return grid.flat[:count]
+
+
 def draw_dashboards(monitors: Monitors, out_dir: Path) -> None:
     """Draw the queries of each dashboard over the time that Prometheus has watched, a picture a page."""
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -223,9 +227,7 @@ def draw_dashboards(monitors: Monitors, out_dir: Path) -> None:
         rows = -(-len(panels) // columns)
         file = out_dir / f"dashboard-{board['name']}.png"
         with picture(file, (11.0, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):
-            for axes in grid.flat[len(panels) :]:
-                axes.set_visible(False)
-            for axes, panel in zip(grid.flat, panels, strict=False):
+            for axes, panel in zip(_used(grid, len(panels)), panels, strict=True):
                 series = monitors.series(panel["expr"])
                 for labels, values in series.items():
                     axes.plot(*zip(*values, strict=True), label=labels[:30], linewidth=1)
@@ -250,10 +252,9 @@ def list_table(drills: Sequence[Drill]) -> str:
 
 def release_table(result: Mapping[str, Any]) -> str:
     """Return the result of `drill_release` as Markdown."""
-    machine = result["machine"]
     rows = []
     for name, case in result["cases"].items():
-        times = [_seconds(case[key]) for key in ("detect_s", "abort_s")]
+        times = [fixed(case[key], 1) for key in ("detect_s", "abort_s")]
         counts = [case["requests"], case["failed_at_client"], case["hurt"], f"{case['touched']:.1f} %"]
         end = [f"{case['ended']}", f"{case['largest_weight']} %", "yes" if case["passed"] else "no"]
         rows.append([f"`{name}`", *times, *counts, *end])
@@ -268,13 +269,12 @@ def release_table(result: Mapping[str, Any]) -> str:
         f"{verdict}{', not ' + ', '.join(missed) if missed else ''}.",
         "",
         f"{result['rate']:g} requests a second through the gateway, half of them by the project's client. "
-        f"Two endpoints, gateway, store and load share {machine['cores']} cores of {machine['cpu']}. Time to "
-        "detect counts from the first mirrored request, of `-live` cases from the first shopper's answer. "
-        "Hurt are requests that failed, or got less than the full path from the canary: a busy machine or a "
-        "new process hurts some of a good one, too, and the gate compares them with the stable slot's. "
-        f"Commit {result['commit']}, {result['measured_at']}{busy_line(result)}.",
+        "Time to detect counts from the first mirrored request, of `-live` cases from the first shopper's "
+        "answer. Hurt are requests that failed, or got less than the full path from the canary: a busy "
+        "machine or a new process hurts some of a good one, too, and the gate compares them with the stable "
+        f"slot's. Two endpoints, gateway, store and load share {_machine(result)}.",
         "",
-        *(f"`{name}` was broken off: {why}\n" for name, why in broken_off.items()),
+        *_broken_off(result),
         *table([*head, "end", "largest weight", "passed"], rows),
         "",
     ]
@@ -291,16 +291,12 @@ def _pace_line(case: Mapping[str, Any]) -> str:
     pace, p99 = case["pace"], case["stable_p99_ms"]
     steps = ", ".join(f"{count} at {weight} %" for weight, count in pace["weights"].items())
     hurt = ", ".join(f"{count} in {state or 'no release'}" for state, count in case["hurt_in"].items())
-    before, shadow = ("not measured" if p99[at] is None else f"{p99[at]:.1f} ms" for at in p99)
+    before, shadow = (fixed(p99[at], 1, " ms") for at in p99)
     return (
         f"Pace: {pace['shadow_answers']} answers in the shadow, {steps}; missing series end it after "
         f"{pace['missing_s']:g} s. Hurt: {hurt or 'none'}. The old bundle's p99: {before} before, {shadow} "
         "in the shadow."
     )
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def draw_release(result: Mapping[str, Any], file: Path) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ import psutil
 import redis
 
 from components.measurement import machine_state
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan
 from pipelines.bench.load.waiting import NotReached
 from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.faults import Notes
-from pipelines.drills.outcome import CLIENT, RAW, Answer, Fault, answers_of, outcome_of
+from pipelines.drills.outcome import CLIENT, Answer, Fault, answers_of, outcome_of
 from pipelines.drills.report import (
     alerts_table,
     draw_dashboards,
@@ -37,8 +36,6 @@ from pipelines.drills.report import (
 from pipelines.drills.system import (
     SERVER,
     DrillEffort,
-    Generators,
-    Setup,
     System,
     open_testbed,
     running_system,
@@ -97,30 +94,27 @@ def run_drills(
     found: dict[str, dict[str, Any]] = {}
     seen: dict[str, Sequence[Answer]] = {}
     broken_off: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
-        testbed = stack.enter_context(
-            open_testbed(bundle, offline_store, requests, folder, effort, deadline_ms, launch)
-        )
-        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, "flood")}
+    with open_testbed(bundle, offline_store, requests, effort, deadline_ms, launch) as testbed:
         groups, number = _by_setup(drills), 0
         while groups:
-            setup, group = groups.pop(0)
-            drill, number = group[0], number + 1
+            group, number = groups.pop(0), number + 1
+            drill = group[0]
             try:
-                with (
-                    running_system(testbed, setup, effort, generators["flood"], f"system-{number}") as system,
-                    _watched(programs, system) as monitors,
-                ):
+                with contextlib.ExitStack() as parts:
+                    system = parts.enter_context(running_system(testbed, drill.setup, f"system-{number}"))
+                    monitors = None
+                    if programs:  # they watch the endpoint as its callers reach it
+                        watching = watched(programs, system.home / "monitors", system.front.address)
+                        monitors = parts.enter_context(watching)
                     for drill in group:
-                        found[drill.name], seen[drill.name] = run_drill(drill, system, generators, monitors)
+                        found[drill.name], seen[drill.name] = run_drill(drill, system, monitors)
                     if monitors and number == 1:  # the first system has the most drills
                         draw_dashboards(monitors, out_dir)
             except (NotReached, OSError, redis.RedisError, psutil.Error) as error:  # a process may have died
                 log.error("  BROKEN OFF: %s", error)
                 broken_off[drill.name] = str(error) or type(error).__name__
                 if rest := group[group.index(drill) + 1 :]:
-                    groups.insert(0, (setup, rest))
+                    groups.insert(0, rest)
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
         "effort": asdict(effort),
@@ -137,31 +131,15 @@ def run_drills(
     return result
 
 
-@contextlib.contextmanager
-def _watched(programs: Programs | None, system: System) -> Iterator[Monitors | None]:
-    """Watch the endpoint as its callers reach it; without programs, do nothing."""
-    if programs is None:
-        yield None
-        return
-    with watched(programs, system.home / "monitors", system.front.address) as monitors:
-        yield monitors
-
-
-def _by_setup(drills: Iterable[Drill]) -> list[tuple[Setup, list[Drill]]]:
+def _by_setup(drills: Iterable[Drill]) -> list[list[Drill]]:
     """Return drills in groups that can share a system, in the order in which they first appear."""
-    groups: list[tuple[Setup, list[Drill]]] = []
+    groups: dict[int, list[Drill]] = {}
     for drill in drills:
-        group = next((group for setup, group in groups if setup is drill.setup), None)
-        if group is None:
-            groups.append((drill.setup, [drill]))
-        else:
-            group.append(drill)
-    return groups
+        groups.setdefault(id(drill.setup), []).append(drill)
+    return list(groups.values())
 
 
-def run_drill(
-    drill: Drill, system: System, generators: Generators, monitors: Monitors | None = None
-) -> tuple[dict[str, Any], list[Answer]]:
+def run_drill(drill: Drill, system: System, monitors: Monitors | None) -> tuple[dict[str, Any], list[Answer]]:
     """Carry one drill out; return its outcome, judged, and the client's answers.
 
     Raises:
@@ -175,14 +153,13 @@ def run_drill(
         drill.prepare(system, notes)
     at = str(system.server.ready["http"])
     client_at = f"http://{system.front.address}" if drill.in_front else at
-    plans = stream_plans(testbed, generators, client_at, at, effort.client_rate, effort.raw_rate)
-    _await_healthy(generators[CLIENT], plans[CLIENT])
-    with sent_streams(testbed, generators, plans) as streams:
+    plans = stream_plans(testbed, client_at, at, effort.client_rate, effort.raw_rate)
+    _await_healthy(testbed.generators[CLIENT], plans[CLIENT])
+    with sent_streams(testbed, plans) as streams:
         time.sleep(effort.before_s)
         if monitors:
             time.sleep(max(monitors.began + effort.history_s - time.monotonic(), 0.0))
-        if drill.note:
-            drill.note(system, notes)
+        counted = {name: count(system) for name, count in drill.counts.items()}
         for name, break_it in drill.breaks.items():
             began = time.monotonic()
             with break_it(system, notes):
@@ -192,8 +169,7 @@ def run_drill(
             time.sleep(effort.after_s)
             if monitors:
                 _await_quiet(monitors, effort.over_s)
-        if drill.note:
-            drill.note(system, notes)
+        notes |= {name: count(system) - counted[name] for name, count in drill.counts.items()}
         ended = time.monotonic()
     first = streams[CLIENT][0].due
     outcome = {
@@ -224,12 +200,6 @@ def _await_healthy(generator: LoadGenerator, plan: LoadPlan) -> None:
     until = time.monotonic() + SETTLING_S
     once = replace(plan, seconds=SETTLING_S, rate=0.0, connections=1, warm_up=0, requests=HEALTHY)
     while time.monotonic() < until:
-        answers = answers_of(generator.run(once), 1)
-        if all(answer.whole for answer in answers):
+        if all(answer.whole for answer in answers_of(generator.run(once), 1)):
             return
-    reasons = {str(answer.document.get("degraded_reason")) for answer in answers if not answer.whole}
-    log.warning(
-        "  answers are not whole after %g s (%s): is this machine busy? The figures will say so, too",
-        SETTLING_S,
-        ", ".join(sorted(reasons)),
-    )
+    log.warning("  answers are not whole after %g s: is this machine busy?", SETTLING_S)

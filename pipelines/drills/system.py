@@ -11,17 +11,20 @@ import json
 import re
 import shutil
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from feature_repo.snapshots import HEARTBEAT, USER_VIEW
 from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, sending
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator, sending
 from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, started
 from pipelines.bench.load.waiting import NotReached, repeating
@@ -43,8 +46,7 @@ LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
 ESTABLISHED, LISTENING = "01", "0A"  # states of a socket in /proc/net
 WARM_UP = 3  # requests before those that count: so few that the client's breaker stays closed
 LOG_SEGMENT_S = 1.0  # so that a drill sees the records soon
-
-Generators = Mapping[str, LoadGenerator]
+FLOOD = "flood"
 
 
 @dataclass(frozen=True)
@@ -96,43 +98,6 @@ LIMITED = Setup({"user_limit_per_s": 5.0})  # so that a short drill comes to it
 CLOCKED = Setup({"stale_after_s": STALE_AFTER_S, "answer_cache": "memory:"}, clock=True)
 
 
-@dataclass
-class Pulse:
-    """The stream's heartbeat, as `reco stream` writes it, until `silent` is set."""
-
-    store: Store
-    silent: bool = False
-
-    def beat(self) -> None:
-        """Write it, with the time."""
-        if not self.silent:
-            now = time_proto(time.time())
-            self.store.write(HEARTBEAT, {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: now})
-
-
-@dataclass
-class RankerProcess:
-    """An endpoint that ranks for another one; it can be killed and started again in the same place."""
-
-    settings: Settings
-    bundle: Path
-    folder: Path
-    stack: contextlib.ExitStack
-    server: MeasuredServer | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it is ready."""
-        command = [*SERVER, "--bundle", str(self.bundle)]
-        log = self.folder / "ranker.log"
-        self.server = self.stack.enter_context(started(command, self.settings.to_env(), log))
-
-    def kill(self) -> None:
-        """Kill it."""
-        assert self.server is not None
-        self.server.process.kill()
-        self.server.process.wait()
-
-
 @dataclass(frozen=True)
 class Testbed:
     """The parts that all systems of a run share."""
@@ -145,6 +110,8 @@ class Testbed:
     raw: Sequence[Mapping[str, Any]]  # request lines sent without it, of other shoppers
     best_sellers: Path
     deadline_ms: float  # of a call of the client, and of the endpoint
+    effort: DrillEffort
+    generators: Mapping[str, LoadGenerator]  # CLIENT and RAW send the constant streams
     launch: Sequence[str] = SERVER  # what starts an endpoint; options follow
 
 
@@ -153,20 +120,29 @@ class System:
     """An endpoint that runs on the testbed, with all parts that a fault may touch."""
 
     testbed: Testbed
-    effort: DrillEffort
     home: Path  # that the endpoint follows
     server: MeasuredServer
     champions: Sequence[Champion]  # of that home: two bundles of the same files
-    flood: LoadGenerator  # beside the two constant streams
     front: Proxy  # before the endpoint
-    pulse: Pulse | None = None
+    silent: threading.Event  # while it is set, the stream's heartbeat is not written
     clock: Clock | None = None
-    ranker: RankerProcess | None = None
+    start_ranker: Callable[[], MeasuredServer] | None = None  # that ranks for the endpoint
+    ranker: MeasuredServer | None = None
 
     @property
     def address(self) -> tuple[str, int]:
         """Where the endpoint takes HTTP: host and port."""
         return address_of(str(self.server.ready["http"]))
+
+    @property
+    def effort(self) -> DrillEffort:
+        """How long, and how much."""
+        return self.testbed.effort
+
+    @property
+    def flood(self) -> LoadGenerator:
+        """The generator beside the two constant streams."""
+        return self.testbed.generators[FLOOD]
 
     @property
     def store(self) -> Store:
@@ -178,10 +154,6 @@ class System:
         """The proxy before the store."""
         return self.testbed.proxy
 
-    def champion(self, champion: Champion) -> None:
-        """Point the home at another bundle."""
-        write_champion(self.home, champion)
-
     def sample(self, metric: str, *labels: str) -> float:
         """Return the value of a metric now, 0 if it was never counted."""
         return self.server.samples(metric).get(labels, 0.0)
@@ -192,37 +164,29 @@ def open_testbed(
     bundle: Path,
     offline_store: Path,
     requests: Sequence[Mapping[str, Any]],
-    folder: Path,
     effort: DrillEffort,
     deadline_ms: float,
     launch: Sequence[str] = SERVER,
 ) -> Iterator[Testbed]:
-    """Start a store with the home's users and a proxy before it; both end with the block.
-
-    Args:
-        bundle: that is served.
-        offline_store: of the home: whose rows fill the store.
-        requests: request lines; those of known shoppers are sent.
-        folder: an empty one.
-        effort: how many questions there are.
-        deadline_ms: of a call of the client, and of the endpoint.
-        launch: what starts an endpoint.
+    """Start the parts of a `Testbed`, which end with the block; the arguments are those of `run_drills`.
 
     Raises:
         FileNotFoundError: there is no store to start, or no offline store.
         ValueError: the requests are of too few shoppers.
     """
     asked, raw = two_crowds(requests, effort.questions)
-    best_sellers = folder / "best_sellers.json"
-    write_best_sellers(load_bundle(bundle), best_sellers)
-    store = Store(folder / "store")
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))
+        best_sellers = folder / "best_sellers.json"
+        write_best_sellers(load_bundle(bundle), best_sellers)
+        store = stack.enter_context(contextlib.closing(Store(folder / "store")))
         fill_store(offline_store, folder / "feast", store.url, {USER_VIEW: VIEWS[USER_VIEW]})
         store.client.save()
-        with Proxy(("127.0.0.1", store.port)) as proxy:
-            yield Testbed(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, launch)
-    finally:
-        store.close()
+        proxy = stack.enter_context(Proxy(("127.0.0.1", store.port)))
+        generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, FLOOD)}
+        yield Testbed(
+            *(bundle, store, proxy, folder, asked, raw, best_sellers, deadline_ms, effort, generators, launch)
+        )
 
 
 def released(bundle: Path, home: Path, made_for: str) -> Champion:
@@ -248,34 +212,20 @@ def two_crowds(
     Raises:
         ValueError: there are too few.
     """
-    crowds: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] = ([], [])
-    users: dict[str, int] = {}
-    baskets: set[tuple[Any, ...]] = set()
-    for request in requests:
-        user, basket = request.get("user_id"), (request.get("user_id"), *request["basket"])
-        if user is None or basket in baskets:
-            continue
-        crowd = crowds[users.setdefault(str(user), len(users) % 2)]
-        if len(crowd) < questions:
-            baskets.add(basket)
-            crowd.append(request)
-    if not all(crowds):
+    distinct = {(one["user_id"], *one["basket"]): one for one in requests if one.get("user_id") is not None}
+    users = list(dict.fromkeys(user for user, *_ in distinct))
+    if len(users) < 2:
         raise ValueError("the requests are of one shopper: drills need those of two or more")
-    return crowds
+    first = set(users[::2])
+    return (
+        [one for one in distinct.values() if one["user_id"] in first][:questions],
+        [one for one in distinct.values() if one["user_id"] not in first][:questions],
+    )
 
 
 @contextlib.contextmanager
-def running_system(
-    testbed: Testbed, setup: Setup, effort: DrillEffort, flood: LoadGenerator, name: str
-) -> Iterator[System]:
-    """Start an endpoint on the testbed; it ends with the block.
-
-    Args:
-        testbed: see `Testbed`.
-        setup: see `Setup`.
-        effort: of the drills.
-        flood: see `System`.
-        name: of its folder.
+def running_system(testbed: Testbed, setup: Setup, name: str) -> Iterator[System]:
+    """Start an endpoint on the testbed, in a folder of this name; it ends with the block.
 
     Raises:
         NotReached: it did not become ready.
@@ -288,18 +238,28 @@ def running_system(
     settings = private(standard, log_segment_s=LOG_SEGMENT_S, **setup.settings)
     with contextlib.ExitStack() as stack:
         try:
-            pulse = clock = ranker = None
+            clock = start_ranker = ranker = None
+            silent = threading.Event()
+
+            def beat() -> None:
+                if not silent.is_set():
+                    fields = {HISTORY_FIELD: bytes_proto(b"drill"), WRITTEN_FIELD: time_proto(time.time())}
+                    testbed.store.write(HEARTBEAT, fields)
+
             if setup.clock:  # the next system has no stream, and must not see the end of this one
                 stack.callback(testbed.store.delete, HEARTBEAT)
-                pulse = Pulse(testbed.store)
-                pulse.beat()
-                stack.enter_context(repeating(pulse.beat, BEAT_S))
-                clock = stack.enter_context(contextlib.closing(Clock(home / "clock")))
+                beat()
+                stack.enter_context(repeating(beat, BEAT_S))
+                clock = Clock(home / "clock")
             if setup.remote_ranker:
                 own = replace(standard, home=home / "ranker", store_url="memory:", log=False)
                 own = replace(own, http_port=free_port(), grpc_port=free_port())
-                ranker = RankerProcess(own, home / champions[0].path, home, stack)
-                ranker.start()
+                ranks = [*SERVER, "--bundle", str(home / champions[0].path)]
+
+                def start() -> MeasuredServer:
+                    return stack.enter_context(started(ranks, own.to_env(), home / "ranker.log"))
+
+                start_ranker, ranker = start, start()
                 settings = replace(settings, ranker_address=f"127.0.0.1:{own.grpc_port}")
             launch = testbed.launch if clock is None else clock.command()
             command = [*launch, "--home", str(home)]
@@ -307,45 +267,39 @@ def running_system(
         except RuntimeError as error:
             raise NotReached(str(error)) from error
         front = stack.enter_context(Proxy(address_of(str(server.ready["http"]))))
-        yield System(testbed, effort, home, server, champions, flood, front, pulse, clock, ranker)
+        yield System(testbed, home, server, champions, front, silent, clock, start_ranker, ranker)
 
 
 def stream_plans(
-    testbed: Testbed,
-    generators: Generators,
-    client_at: str,
-    raw_at: str,
-    client_rate: float,
-    raw_rate: float,
-    connections: int = 64,
+    testbed: Testbed, client_at: str, raw_at: str, client_rate: float, raw_rate: float, connections: int = 64
 ) -> dict[str, LoadPlan]:
     """Return the plans of the two constant streams, through the client and straight."""
-    common: dict[str, Any] = {
-        "seconds": LONGEST_S,
-        "warm_up": WARM_UP,
-        "keep": True,
-        "connections": connections,
-    }
-    client = LoadPlan(
-        f"client+{client_at}",
-        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
-        **common,
-        rate=client_rate,
+    client = client_plan(testbed, client_at, client_rate)
+    bodies = testbed.generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    raw = LoadPlan(f"{raw_at}{PREDICT}", bodies, LONGEST_S, raw_rate, warm_up=WARM_UP, keep=True, seed=1)
+    return {CLIENT: replace(client, connections=connections), RAW: replace(raw, connections=connections)}
+
+
+def client_plan(testbed: Testbed, at: str, rate: float) -> LoadPlan:
+    """Return the plan of a constant stream through the client."""
+    return LoadPlan(
+        f"client+{at}",
+        testbed.generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        LONGEST_S,
+        rate,
+        warm_up=WARM_UP,
+        keep=True,
         best_sellers=str(testbed.best_sellers),
         deadline_ms=testbed.deadline_ms,
     )
-    bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
-    return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
 
 
 @contextlib.contextmanager
-def sent_streams(
-    testbed: Testbed, generators: Generators, plans: Mapping[str, LoadPlan]
-) -> Iterator[dict[str, list[Answer]]]:
+def sent_streams(testbed: Testbed, plans: Mapping[str, LoadPlan]) -> Iterator[dict[str, list[Answer]]]:
     """Send both streams until the block ends; their answers are there after the block."""
     questions = {CLIENT: len(testbed.asked), RAW: len(testbed.raw)}
     streams: dict[str, list[Answer]] = {}
-    with sending(*((generators[name], plan) for name, plan in plans.items())) as loads:
+    with sending(*((testbed.generators[name], plan) for name, plan in plans.items())) as loads:
         yield streams
     streams |= {name: answers_of(load, questions[name]) for name, load in zip(plans, loads, strict=True)}
 
@@ -366,24 +320,13 @@ def sockets_of(port: int, state: str) -> int:
     return sum(len(socket.findall(table.read_text())) for table in tables)
 
 
-def files_of(pid: int) -> int:
-    """Return how many files, sockets included, a process has open."""
-    return int(psutil.Process(pid).num_fds())
-
-
 def bytes_proto(value: bytes) -> bytes:
-    """Return a Feast ValueProto that holds bytes, serialised."""
-    length, head = len(value), bytearray(b"\x0a")
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(head) + bytes([length]) + value
+    """Return a Feast ValueProto that holds bytes, serialised: on the wire it is a BytesValue."""
+    return bytes(BytesValue(value=value).SerializeToString())
 
 
 def time_proto(seconds: float) -> bytes:
     """Return a protobuf Timestamp, serialised."""
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     return bytes(Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)).SerializeToString())
 
 

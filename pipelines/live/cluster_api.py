@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import sys
 import threading
 import uuid
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-Document = dict[str, Any]
+from components.rollout.cluster import KINDS, Document
+
 Key = tuple[str, str, str]  # plural, namespace, name
-KINDS = {
-    ("v1", "pods"): "Pod",
-    ("apps/v1", "deployments"): "Deployment",
-    ("batch/v1", "cronjobs"): "CronJob",
-    ("batch/v1", "jobs"): "Job",
-    ("gateway.networking.k8s.io/v1", "httproutes"): "HTTPRoute",
-    ("serving.kserve.io/v1beta1", "inferenceservices"): "InferenceService",
-    ("keda.sh/v1alpha1", "scaledobjects"): "ScaledObject",
-}
+PATH = re.compile(r"/(apis?/.+)/namespaces/([^/]+)/([^/]+)(?:/([^/]+))?")
+_KINDS = {place: kind for kind, place in KINDS.items()}
 
 
 class Refused(Exception):
@@ -45,10 +40,14 @@ class Objects:
 
     def get(self, key: Key) -> Document:
         """Return a copy of an object."""
-        with self._lock:
-            if key not in self._objects:
-                raise Refused(404, "NotFound", f'{key[0]} "{key[2]}" not found')
-            return dict(json.loads(self._objects[key]))
+        if (found := self.find(key)) is None:
+            raise Refused(404, "NotFound", f'{key[0]} "{key[2]}" not found')
+        return found
+
+    def find(self, key: Key) -> Document | None:
+        """Return a copy of an object, or None."""
+        text = self._objects.get(key)
+        return None if text is None else dict(json.loads(text))
 
     def list(self, plural: str, namespace: str = "") -> list[Document]:
         """Return copies of all objects of a kind."""
@@ -65,7 +64,7 @@ class Objects:
             expected: resource version that it must have now; empty: any.
         """
         with self._lock:
-            before = self.get(key) if key in self._objects else None
+            before = self.find(key)
             if expected and (before is None or before["metadata"]["resourceVersion"] != expected):
                 raise Refused(409, "Conflict", f'{key[0]} "{key[2]}": the object has been modified')
             self._version += 1
@@ -74,10 +73,7 @@ class Objects:
             old: Document = before["metadata"] if before else {"uid": str(uuid.uuid4()), "generation": 0}
             is_same = before is not None and before.get("spec") == after.get("spec")
             its |= {"name": key[2], "namespace": key[1], "uid": old["uid"]}
-            its |= {
-                "generation": old["generation"] + (not is_same),
-                "resourceVersion": str(self._version),
-            }
+            its |= {"generation": old["generation"] + (not is_same), "resourceVersion": str(self._version)}
             self._objects[key] = json.dumps(after)
             return after
 
@@ -119,7 +115,7 @@ def merged(document: Any, changes: Any) -> Any:
 
 
 def answer(objects: Objects, method: str, url: str, body: bytes) -> tuple[int, Document]:
-    """Return status and document of a call."""
+    """Return status and document of a GET, PATCH or POST."""
     split = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(split.query).items()}
     try:
@@ -130,36 +126,25 @@ def answer(objects: Objects, method: str, url: str, body: bytes) -> tuple[int, D
 
 
 def _routed(objects: Objects, method: str, path: str, query: dict[str, str], body: bytes) -> Document:
-    api, plural, namespace, name = _place(path.strip("/").split("/"))
-    kind = KINDS[api, plural]
+    found = PATH.fullmatch(path)
+    if found is None or found.group(1, 3) not in _KINDS:
+        raise Refused(404, "NotFound", "the server could not find the requested resource")
+    api, namespace, plural, name = found.groups()
     if method == "GET" and name:
         return objects.get((plural, namespace, name))
     if method == "GET":
-        items = [one for one in objects.list(plural, namespace) if _selected(one, query)]
-        return {"kind": f"{kind}List", "apiVersion": api, "items": items}
+        return {"items": [one for one in objects.list(plural, namespace) if _selected(one, query)]}
     given: Document = json.loads(body)
     if method == "PATCH":
         expected = given.get("metadata", {}).get("resourceVersion", "")
         return objects.merge((plural, namespace, name), given, expected)
-    if method == "POST":
-        head = {"apiVersion": api, "kind": kind}
-        return objects.create((plural, namespace, given["metadata"]["name"]), {**head, **given})
-    raise Refused(405, "MethodNotAllowed", f"{method} is not allowed here")
-
-
-def _place(words: list[str]) -> tuple[str, str, str, str]:
-    """Return API, plural, namespace and name of a path."""
-    start = 2 if words[0] == "api" else 3
-    api, rest = "/".join(words[1:start]), words[start:]
-    namespace, rest = (rest[1], rest[2:]) if rest[:1] == ["namespaces"] and len(rest) > 2 else ("", rest)
-    if not rest or (api, rest[0]) not in KINDS:
-        raise Refused(404, "NotFound", "the server could not find the requested resource")
-    return api, rest[0], namespace, rest[1] if len(rest) > 1 else ""
+    head = {"apiVersion": api.partition("/")[2], "kind": _KINDS[api, plural]}
+    return objects.create((plural, namespace, given["metadata"]["name"]), {**head, **given})
 
 
 def _selected(document: Document, query: dict[str, str]) -> bool:
     labels = document["metadata"].get("labels", {})
-    fields = {f"metadata.{name}": document["metadata"].get(name) for name in ("name", "namespace")}
+    fields = {"metadata.name": document["metadata"]["name"]}
     for wanted, values in (("labelSelector", labels), ("fieldSelector", fields)):
         for term in filter(None, query.get(wanted, "").split(",")):
             name, _, value = term.partition("=")

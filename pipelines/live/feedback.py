@@ -8,15 +8,15 @@ again, and their impressions, which have the same ids then, count once.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -177,22 +177,20 @@ def _read_sent(noted: Path) -> set[str]:
     if not noted.is_file():
         return set()
     try:
-        sent = json.loads(noted.read_bytes())["sent"]
-        if isinstance(sent, list) and all(isinstance(name, str) for name in sent):
-            return set(sent)
-    except (ValueError, LookupError, TypeError):
-        pass
-    raise ValueError(
-        f'{noted} is damaged, expected {{"sent": [names of segments]}}: remove it, and all that the log '
-        "holds is sent again and counts once"
-    )
+        return msgspec.json.decode(noted.read_bytes(), type=dict[str, set[str]])["sent"]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise ValueError(
+            f'{noted} is damaged, expected {{"sent": [names of segments]}}: remove it, and all that the log '
+            "holds is sent again and counts once"
+        ) from error
 
 
 def _send(
     answers: pa.Table, topic: str, delivery: Delivery, counts: FeedbackCounts, stop: threading.Event
 ) -> bool:
     """Send the impressions of one segment; False if stopped before the broker confirmed all of them."""
-    for part in _parts(answers):
+    for first in range(0, len(answers), ANSWERS):
+        part = answers.slice(first, ANSWERS)
         impressions = impressions_of(part)
         for user, message in encode(impressions):
             delivery.send(topic, user, message)
@@ -203,7 +201,3 @@ def _send(
         counts.anonymous += part["user_id"].null_count
         counts.impressions += len(impressions)
     return True
-
-
-def _parts(answers: pa.Table) -> Iterator[pa.Table]:
-    return (answers.slice(first, ANSWERS) for first in range(0, len(answers), ANSWERS))

@@ -12,10 +12,12 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipelines.live.cluster_api import Document, LocalServer, Objects
+from components.rollout.cluster import Document
+from pipelines.live.cluster_api import LocalServer, Objects
 
 PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
+Call = tuple[str, str, bytes, dict[str, str]]  # method, path, body, headers
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
 _GONE = (ConnectionError, TimeoutError, http.client.HTTPException)
 
@@ -70,16 +72,16 @@ class Gateway(LocalServer):
         random.shuffle(ports)
         return ports
 
-    def mirror(self, service: str, call: tuple[str, str, bytes, dict[str, str]]) -> None:
+    def mirror(self, service: str, call: Call) -> None:
         """Send a copy of a request; its answer is dropped."""
         if self._room.acquire(blocking=False):
             self._mirrors.submit(self._copy, service, call)
 
-    def _copy(self, service: str, call: tuple[str, str, bytes, dict[str, str]]) -> None:
+    def _copy(self, service: str, call: Call) -> None:
         try:
             for port in self.ports(service)[:1]:
                 with contextlib.suppress(*_GONE):  # nothing waits for it
-                    ask(port, *call)
+                    ask(port, call)
         finally:
             self._room.release()
 
@@ -100,30 +102,37 @@ class Gateway(LocalServer):
             self._seen, self._pods = now, pods
 
 
-_connections = threading.local()
+class _Idle(threading.local):
+    """The open connections of a thread, by port."""
+
+    def __init__(self) -> None:
+        self.connections: dict[int, http.client.HTTPConnection] = {}
 
 
-def ask(port: int, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any, bytes]:
-    """Return status, headers and body of a pod's answer; a closed connection is opened again once."""
-    pool: dict[Any, http.client.HTTPConnection] = _connections.__dict__
-    for attempt in (0, 1):
-        reused = port in pool
-        connection = pool.pop(port, None) or http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        except _GONE:
-            connection.close()
-            if attempt or not reused:
-                raise
-            continue
-        if answer.will_close:
-            connection.close()
-        else:
-            pool[port] = connection
-        return answer.status, answer.headers, content
-    raise AssertionError("a second attempt returns or raises")
+_idle = _Idle()
+
+
+def ask(port: int, call: Call) -> tuple[int, Any, bytes]:
+    """Return status, headers and body of a pod's answer; where an idle connection broke, over a new one."""
+    if (idle := _idle.connections.pop(port, None)) is not None:
+        with contextlib.suppress(*_GONE):
+            return _ask(idle, port, call)
+    return _ask(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), port, call)
+
+
+def _ask(connection: http.client.HTTPConnection, port: int, call: Call) -> tuple[int, Any, bytes]:
+    try:
+        connection.request(*call)
+        answer = connection.getresponse()
+        content = answer.read()
+    except _GONE:
+        connection.close()
+        raise
+    if answer.will_close:
+        connection.close()
+    else:
+        _idle.connections[port] = connection
+    return answer.status, answer.headers, content
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
@@ -143,7 +152,7 @@ class _Request(http.server.BaseHTTPRequestHandler):
         for port in self.server.ports(service)[:2]:
             with contextlib.suppress(ConnectionRefusedError):  # it ended just now: another pod
                 try:
-                    status, its, content = ask(port, *call)
+                    status, its, content = ask(port, call)
                 except ConnectionRefusedError:
                     raise
                 except _GONE as error:

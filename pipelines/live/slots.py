@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from components.rollout import NAMESPACE
+from components.rollout.cluster import Document
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
-from pipelines.live.cluster_api import Document, Objects
+from pipelines.live.cluster_api import Objects
 from pipelines.live.ports import answers, free_port
 from pipelines.live.supervisor import tail, until_parent_ends
 from serving.settings import Settings
@@ -26,6 +27,11 @@ from serving.settings import Settings
 LOOK_S = 0.2
 SERVER = (sys.executable, "-P", "-m", "serving.server")
 Launch = Callable[[Path], Sequence[str]]
+
+
+def shipped(bundle: Path) -> Sequence[str]:
+    """Return the program that serves a bundle; a drill starts a worse one."""
+    return SERVER
 
 
 def new_cluster(source: str, log_dir: Path) -> Objects:
@@ -43,10 +49,8 @@ def new_cluster(source: str, log_dir: Path) -> Objects:
     route = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {}}
     objects.write(("httproutes", NAMESPACE, "checkout"), {**route, "spec": {"rules": rules}})
     for slot in SLOTS:
-        environment = [
-            {"name": "STORAGE_URI", "value": source},
-            {"name": "RECO_LOG_DIR", "value": str(log_dir)},
-        ]
+        settings = {"STORAGE_URI": source, "RECO_LOG_DIR": str(log_dir)}
+        environment = [{"name": name, "value": value} for name, value in settings.items()]
         container = {"name": "kserve-container", "env": environment}
         stop = {STOP: "false" if slot == SLOTS[0] else "true"}
         its = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"}
@@ -74,7 +78,7 @@ class Slots:
         objects: Objects,
         settings: Settings,
         logs: Path,
-        launch: Launch = lambda bundle: SERVER,
+        launch: Launch,
     ) -> None:
         """Begin.
 
@@ -82,7 +86,7 @@ class Slots:
             objects: of the cluster.
             settings: of each endpoint; ports and log are its own.
             logs: folder of the processes' output.
-            launch: the program that serves a bundle; its options follow. A drill starts a worse one.
+            launch: returns the program that serves a bundle; its options follow.
         """
         self._objects, self._settings, self._logs, self._launch = objects, settings, logs, launch
         self._pods: dict[str, list[_Pod]] = {slot: [] for slot in SLOTS}
@@ -184,7 +188,7 @@ class Slots:
     def _report(self, slot: str, found: Document) -> None:
         """Write the Deployment that KServe would make, if anything of it changed."""
         key = ("deployments", NAMESPACE, backend(slot))
-        existing = next((one for one in self._objects.list("deployments") if _name(one) == key[2]), None)
+        existing = self._objects.find(key)
         if not source_of(found):
             if existing:
                 self._objects.delete(key)
@@ -207,10 +211,6 @@ class Slots:
         logs = sorted(self._logs.glob(f"{backend(slot)}-*.log"), key=lambda file: file.stat().st_mtime)
         lines = tail(logs[-1]).strip().splitlines() if logs else []
         return lines[-1][:300] if lines else "it ended without a word"
-
-
-def _name(document: Document) -> str:
-    return str(document["metadata"]["name"])
 
 
 def _end(process: subprocess.Popen[bytes], settings: Settings) -> None:

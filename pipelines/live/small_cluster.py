@@ -7,39 +7,42 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.live.cluster_api import ApiServer, Objects
 from pipelines.live.gateway import Gateway
-from pipelines.live.slots import Launch, Slots, new_cluster
+from pipelines.live.slots import Launch, Slots, new_cluster, shipped
+from pipelines.run.stopping import on_stop
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
 
+@dataclass(frozen=True)
 class SmallCluster:
     """The parts of a cluster that runs."""
 
-    def __init__(self, objects: Objects, api: ApiServer, gateway: Gateway, slots: Slots) -> None:
-        self.objects, self.api, self.gateway, self.slots = objects, api, gateway, slots
+    objects: Objects
+    api: ApiServer
+    gateway: Gateway
 
 
 @contextlib.contextmanager
 def small_cluster(
-    bundle: Path, settings: Settings, logs: Path, api_port: int = 0, launch: Launch | None = None
+    bundle: Path, settings: Settings, logs: Path, api_port: int = 0, launch: Launch = shipped
 ) -> Iterator[SmallCluster]:
     """Start a cluster whose first slot serves a bundle; it ends with the block."""
     objects = new_cluster(bundle.absolute().as_uri(), settings.prediction_log_dir.absolute())
     with ApiServer(objects, api_port) as api, Gateway(objects, settings.http_port) as gateway:
         servers = [threading.Thread(target=one.serve_forever, daemon=True) for one in (api, gateway)]
-        slots = Slots(objects, settings, logs, launch) if launch else Slots(objects, settings, logs)
+        slots = Slots(objects, settings, logs, launch)
         for server in servers:
             server.start()
         try:
-            yield SmallCluster(objects, api, gateway, slots)
+            yield SmallCluster(objects, api, gateway)
         finally:
             slots.close()
             for one in (gateway, api):
@@ -50,12 +53,10 @@ def main() -> int:
     """Run until SIGTERM or SIGINT."""
     os.umask(0o077)  # the prediction log names shoppers
     over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
     settings = Settings.from_env()
     champion = read_champion(settings.home)
     logs = settings.home / "up" / "slots"
-    with small_cluster(champion.bundle(settings.home), settings, logs, int(sys.argv[1])):
+    with on_stop(over.set), small_cluster(champion.bundle(settings.home), settings, logs, int(sys.argv[1])):
         over.wait()
     return 0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from components.data.feast_store import open_feature_store, quiet_feast
@@ -16,6 +16,7 @@ from feature_repo.stream.fact_stream import FactStream
 from feature_repo.stream.kafka import KafkaSettings, create_topics
 from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.stream import Stream
+from pipelines.run.stopping import on_stop
 from serving.errors import FactsUnavailable
 from serving.settings import Settings
 from serving.shop.fact_store import FactStore, open_fact_store
@@ -29,39 +30,27 @@ def run_stream(settings: Settings, kafka: KafkaSettings, on_ready: Callable[[], 
         ValueError: the online store is one that Feast cannot write.
     """
     create_topics(kafka)
-    stop = stop_signal()
-    facts = open_fact_store(settings.fact_store_url)
-    try:
-        with quiet_feast(), ThreadPoolExecutor(1, "facts") as threads:
-            rows = OnlineRows(lambda: open_feature_store(settings.home, settings.store_url))
-            stream = Stream(settings.home, rows, kafka)
-            fact_stream = FactStream(
-                kafka,
-                lambda messages: take_facts(facts, messages, settings.home),
-                stream.letters,
-                facts,
-            )
-            taking = threads.submit(fact_stream.run, stop)
-            taking.add_done_callback(lambda _: stop.set())  # whichever fails ends the other too
-            try:
-                stream.run(stop, on_ready)
-            finally:
-                stop.set()
-            taking.result()
-    finally:
-        facts.close()
+    stop, facts = threading.Event(), open_fact_store(settings.fact_store_url)
+    with on_stop(stop.set), closing(facts), quiet_feast(), ThreadPoolExecutor(1, "facts") as threads:
+        rows = OnlineRows(lambda: open_feature_store(settings.home, settings.store_url))
+        stream = Stream(settings.home, rows, kafka)
+        fact_stream = FactStream(
+            kafka,
+            lambda messages: take_facts(facts, messages, settings.home),
+            stream.letters,
+            facts,
+        )
+        taking = threads.submit(fact_stream.run, stop)
+        taking.add_done_callback(lambda _: stop.set())  # whichever fails ends the other too
+        try:
+            stream.run(stop, on_ready)
+        finally:
+            stop.set()
+        taking.result()
     return stream.counts
 
 
-def stop_signal() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set from now on, instead of ending the process."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
-
-
-def take_facts(store: FactStore, messages: list[bytes], home: Path | None = None) -> list[str | None]:
+def take_facts(store: FactStore, messages: list[bytes], home: Path) -> list[str | None]:
     """Write messages of the facts topic; return for each one why it is no fact, or None.
 
     Args:

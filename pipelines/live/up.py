@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +27,6 @@ from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
 CLUSTER = "pipelines.live.small_cluster"
-SAY_S = 5.0  # between two lines about work that takes long
 WATCH_S = 600.0  # between two looks: at the usual speed of a replay, four days of the shop
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
@@ -241,10 +240,7 @@ def fill_store(
     say(f"filling the online store from {features}")
     # Feast is large: it shall not stay in the memory of a process that only watches others.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        filling, began = pool.submit(_publish, features, cut, bundle_id, home, url), time.monotonic()
-        while wait([filling], SAY_S).not_done:
-            say(f"still filling the online store, for {time.monotonic() - began:.0f} s")
-        counts = filling.result()
+        counts = pool.submit(_publish, features, cut, bundle_id, home, url).result()
     say(f"the online store holds {counts['users']:,} users and {counts['items']:,} items")
     write_json(note, {"bundle_id": bundle_id, **counts})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,13 +22,11 @@ from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
 from monitoring.kpi import KPI_HOURS, concept_drift
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import DAY, WEEK, Window
-from pipelines.inspect.earnings import read_earnings, read_purchases
+from pipelines.inspect.earnings import Earnings, read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
 from serving.prediction_log import read_log
 from serving.release.champion import read_champion
 from serving.settings import Settings
-
-log = logging.getLogger(__name__)
 
 REST = WEEK  # between two retrainings: until then a window holds older answers, too
 NAMED = 5  # items of a line
@@ -90,37 +88,40 @@ def look(
     lines: list[str] = []
     verdicts: list[DriftVerdict] = []
     if result is not None:
-        try:
+        with _or_a_line(lines, "retraining: its result is not known"):
             went_well = result()
-        except (RecoError, OSError, ValueError) as error:
-            lines.append(f"retraining: its result is not known: {error}")
-        else:
             if went_well is not None:  # else it works still, and the one before counts
                 gauges.retraining.set(float(not went_well))
     for name, measure in (("answers", _answers), ("purchases", _purchases)):
-        try:
+        with _or_a_line(lines, f"{name}: not looked at"):
             verdict = measure(settings)
-        except (RecoError, OSError, ValueError) as error:
-            lines.append(f"{name}: not looked at: {error}")
-            continue
-        verdicts.append(verdict)
-        lines += _act(name, verdict, gauges, retrain)
+            verdicts.append(verdict)
+            lines += _act(name, verdict, gauges, retrain)
     for name, find in (("answers", _answered_jumps), ("purchases", _purchased_jumps)):
-        try:
+        with _or_a_line(lines, f"jumps of {name}: not looked at"):
             jumps = find(settings)
-        except (RecoError, OSError, ValueError) as error:
-            lines.append(f"jumps of {name}: not looked at: {error}")
-            continue
-        gauges.raised.labels(name).set(len(jumps or ()))
-        lines.append(f"jumps of {name}: {_named(jumps)}")
-    began = [verdict.since for verdict in verdicts if verdict.since is not None]
+            gauges.raised.labels(name).set(len(jumps or ()))
+            lines.append(f"jumps of {name}: {_named(jumps)}")
+    began = min((verdict.since for verdict in verdicts if verdict.since is not None), default=None)
+    with _or_a_line(lines, "kpi: not looked at"):
+        lines += _earned(read_earnings(settings, None, KPI_HOURS, began), gauges, retrain)
+    return lines
+
+
+@contextlib.contextmanager
+def _or_a_line(lines: list[str], about: str) -> Iterator[None]:
+    """Add a line about a look that fails."""
     try:
-        earnings = read_earnings(settings, None, KPI_HOURS, min(began, default=None))
+        yield
     except (RecoError, OSError, ValueError) as error:
-        return [*lines, f"kpi: not looked at: {error}"]
+        lines.append(f"{about}: {error}")
+
+
+def _earned(earnings: Earnings, gauges: WatchGauges, retrain: Retrain | None) -> list[str]:
+    """Show the KPIs, and start a retraining if they say that shoppers take other items; return lines."""
     gauges.show_kpi(earnings.cuts["rung"], earnings.at_risk, earnings.drops)
     dropped = [drop.figure for drop in earnings.drops if drop.dropped]
-    lines.append(f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}")
+    lines = [f"kpi: {earnings.total.sessions:,} sessions; dropped: {', '.join(dropped) or 'none'}"]
     until = earnings.until.to_pydatetime()
     concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
     if concept is None:

@@ -52,13 +52,9 @@ class Callers:
                 known = not answer.will_close
             except ConnectionRefusedError:
                 return
-            except ConnectionResetError as error:
-                if self.shutting and not known:
-                    return
-                self.failures.append(f"{request['request_id']}: {error!r}")
-                connection.close()
-                known = False
             except (OSError, http.client.HTTPException) as error:
+                if self.shutting and not known and isinstance(error, ConnectionResetError):
+                    return
                 self.failures.append(f"{request['request_id']}: {error!r}")
                 connection.close()
                 known = False

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +61,6 @@ _VALUES: tuple[Any, ...] = (
     {},
     [[]],
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one case."""
-
-    family: str
-    file: str
-    spoilt: str  # how
-    sealed: bool  # whether the manifest was sealed again
-    outcome: str  # REFUSED, SOUND, UNSOUND, RAISED, or a signal's name
-    seconds: float  # of the processor
-    megabytes: float
-    said: str
 
 
 # ------------------------------------------------------------------------------------------- spoiling
@@ -130,13 +116,11 @@ def spoil_bytes(content: bytes, rng: random.Random) -> tuple[str, bytes]:
             return how.__name__.strip("_"), bytes(data)
 
 
-def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
+def spoil_json(content: bytes, by_line: bool, rng: random.Random) -> tuple[str, bytes]:
     """Replace, remove or deeply nest one JSON value; return the kind of damage and the new content."""
-    lines = content.split(b"\n")
-    filled = [number for number, line in enumerate(lines) if line.strip()]
-    whole = not filled or (content.lstrip()[:1] in b"[{" and _is_json(content))
-    number = None if whole else rng.choice(filled)
-    document = json.loads(content if number is None else lines[number])
+    lines = content.split(b"\n") if by_line else [content]
+    number = rng.choice([number for number, line in enumerate(lines) if line.strip()])
+    document = json.loads(lines[number])
     before = json.dumps(document)
     places = list(_places(document))
     if not places:
@@ -151,18 +135,9 @@ def spoil_json(content: bytes, rng: random.Random) -> tuple[str, bytes]:
         holder[key] = "DEEP"
     after = json.dumps(document)
     if after == before:  # the new value equals the old one
-        return spoil_json(content, rng)
-    text = after.replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
-    spoilt = text if number is None else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
-    return "json " + how, spoilt
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content)
-    except ValueError:
-        return False
-    return True
+        return spoil_json(content, by_line, rng)
+    lines[number] = after.replace('"DEEP"', "[" * 2_000 + "]" * 2_000).encode()
+    return "json " + how, b"\n".join(lines)
 
 
 def _places(node: Any) -> Any:
@@ -178,8 +153,9 @@ def spoil(bundle: Path, name: str, rng: random.Random) -> tuple[str, bytes]:
     if others and rng.random() < 0.1:
         other = rng.choice(sorted(others))
         return f"swapped for {other.name}", other.read_bytes()
-    text = name.endswith((".json", ".jsonl"))
-    return spoil_json(content, rng) if text and rng.random() < 0.6 else spoil_bytes(content, rng)
+    if name.endswith((".json", ".jsonl")) and rng.random() < 0.6:
+        return spoil_json(content, name.endswith(".jsonl"), rng)
+    return spoil_bytes(content, rng)
 
 
 def resealed_manifest(bundle: Path, name: str, content: bytes) -> bytes:
@@ -306,8 +282,11 @@ def in_a_child(run: Callable[[], tuple[str, str]]) -> tuple[str, str, float, flo
     return outcome, said, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list[Outcome]:
-    """Corrupt files of bundles, one after the other, and load each result."""
+def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list[dict[str, Any]]:
+    """Corrupt files of bundles, one after the other, and load each result; return the outcomes.
+
+    An outcome is REFUSED, SOUND, UNSOUND, RAISED, or a signal's name; its seconds are the processor's.
+    """
     rng = random.Random(seed)
     bundles = families(toy, folder)
     outcomes = []
@@ -327,26 +306,26 @@ def fuzz(toy: Path, folder: Path, history: bytes, cases: int, seed: int) -> list
         put(bundles[family], case, name, content, sealed)
         found = in_a_child(lambda case=case: load(case, history))  # type: ignore[misc]
         outcome, said, seconds, megabytes = found
-        outcomes.append(
-            Outcome(family, name, how, sealed, outcome, round(seconds, 3), round(megabytes, 1), said)
-        )
+        told = {"family": family, "file": name, "spoilt": how, "sealed": sealed, "said": said}
+        used = {"seconds": round(seconds, 3), "megabytes": round(megabytes, 1)}
+        outcomes.append({**told, "outcome": outcome, **used})
         shutil.rmtree(case)
     return outcomes
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return counts, the worst case's time and memory, and every case that went wrong."""
-    plain = [one for one in outcomes if not one.sealed]
-    sealed = [one for one in outcomes if one.sealed]
-    wrong = [one for one in plain if one.outcome != REFUSED]
-    wrong += [one for one in sealed if one.outcome not in (REFUSED, SOUND)]
+    plain = [one for one in outcomes if not one["sealed"]]
+    sealed = [one for one in outcomes if one["sealed"]]
+    wrong = [one for one in plain if one["outcome"] != REFUSED]
+    wrong += [one for one in sealed if one["outcome"] not in (REFUSED, SOUND)]
     return {
         "cases": len(outcomes),
-        "spoilt": {"cases": len(plain), **collections.Counter(one.outcome for one in plain)},
-        "sealed_anew": {"cases": len(sealed), **collections.Counter(one.outcome for one in sealed)},
-        "longest_s": max(one.seconds for one in outcomes),
-        "largest_mb": max(one.megabytes for one in outcomes),
-        "wrong": [asdict(one) for one in wrong],
+        "spoilt": {"cases": len(plain), **collections.Counter(one["outcome"] for one in plain)},
+        "sealed_anew": {"cases": len(sealed), **collections.Counter(one["outcome"] for one in sealed)},
+        "longest_s": max(one["seconds"] for one in outcomes),
+        "largest_mb": max(one["megabytes"] for one in outcomes),
+        "wrong": wrong,
     }
 
 

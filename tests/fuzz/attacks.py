@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +62,6 @@ class Attack:
     family: str
     name: str
     act: Callable[[Target], str]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The effect of one attack."""
-
-    family: str
-    name: str
-    wrong: str
-    cpu_s: float
-    megabytes: float
 
 
 # ------------------------------------------------------------------------------------------- HTTP bytes
@@ -434,8 +423,8 @@ def items_of(target: Target) -> Any:
     return answer.get("items"), answer.get("degraded")
 
 
-def carry_out(attack: Attack, target: Target, known: Any) -> Effect:
-    """Attack, and look at the endpoint."""
+def carry_out(attack: Attack, target: Target, known: Any) -> dict[str, Any]:
+    """Attack, and look at the endpoint; return the effect."""
     process = psutil.Process(target.pid)
 
     def used() -> tuple[float, float]:
@@ -452,9 +441,8 @@ def carry_out(attack: Attack, target: Target, known: Any) -> Effect:
     except (OSError, httpx.HTTPError) as error:
         wrong = f"{type(error).__name__}: {error}"
     after = used() if process.is_running() else before
-    return Effect(
-        attack.family, attack.name, wrong, round(after[0] - before[0], 2), round(after[1] - before[1], 1)
-    )
+    spent = {"cpu_s": round(after[0] - before[0], 2), "megabytes": round(after[1] - before[1], 1)}
+    return {"family": attack.family, "name": attack.name, "wrong": wrong, **spent}
 
 
 @contextlib.contextmanager
@@ -513,14 +501,14 @@ def attack_all(chosen: Sequence[Attack], folder: Path) -> dict[str, Any]:
         first_mb = psutil.Process(target.pid).memory_info().rss / MEBI
         effects = [carry_out(attack, target, known) for attack in chosen]
         grown_mb = psutil.Process(target.pid).memory_info().rss / MEBI - first_mb
-    wrong = [one for one in effects if one.wrong or one.cpu_s > CPU_S or one.megabytes > MEGABYTES]
+    wrong = [one for one in effects if one["wrong"] or one["cpu_s"] > CPU_S or one["megabytes"] > MEGABYTES]
     return {
         "cases": len(effects),
-        "families": Counter(one.family for one in effects),
-        "longest_cpu_s": max(one.cpu_s for one in effects),
-        "largest_mb": max(one.megabytes for one in effects),
+        "families": Counter(one["family"] for one in effects),
+        "longest_cpu_s": max(one["cpu_s"] for one in effects),
+        "largest_mb": max(one["megabytes"] for one in effects),
         "grown_mb": round(grown_mb, 1),
-        "wrong": [asdict(one) for one in wrong],
+        "wrong": wrong,
     }
 
 

@@ -31,7 +31,7 @@ def test_each_body_is_counted_by_its_answer(
             pass
 
     with listening(serve) as (host, port):
-        found = send_long_bodies(host, port, "/path", over)
+        found = send_long_bodies(host, port, "/path", over.is_set)
     assert found.keys() == {status}
     assert found[status] >= 4
     assert all(head.startswith(b"POST /path HTTP/1.1\r\n") for head in heads)
@@ -44,4 +44,4 @@ def test_without_a_server_no_body_counts_as_refused() -> None:
         host, port = closed.getsockname()
     over = threading.Event()
     threading.Timer(0.1, over.set).start()
-    assert send_long_bodies(host, port, "/path", over).keys() == {"none"}
+    assert send_long_bodies(host, port, "/path", over.is_set).keys() == {"none"}

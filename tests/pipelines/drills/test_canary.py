@@ -1,17 +1,14 @@
 """The versions of the release drill, and its cases."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from components.home import Conflict
+from components.release.registry import RegistryUnreachable
 from pipelines.drills.bad_endpoint import FAILING_LIVE
-from pipelines.drills.canary import CASES, GATE, DrillVersions, RegistryGone, Shop
-from pipelines.live.small_cluster import small_cluster
-from serving.settings import Settings
+from pipelines.drills.canary import CASES, GATE, DrillVersions
 from tests.components.rollout.test_plan import RECORD
 
 
@@ -30,49 +27,20 @@ def test_the_alias_moves_once_and_back(tmp_path: Path) -> None:
 def test_a_registry_that_is_away_changes_nothing(tmp_path: Path) -> None:
     versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
     (tmp_path / "away").touch()
-    with pytest.raises(RegistryGone):
+    with pytest.raises(RegistryUnreachable):
         versions.seal(replace(RECORD, state="seal"))
     assert versions.champions() == ["1"]
 
 
 def test_an_alias_that_was_moved_by_hand_is_a_conflict(tmp_path: Path) -> None:
     versions = DrillVersions(tmp_path, {"1": "b1", "2": "b2"})
-    versions.point("3")
+    (tmp_path / "moved").touch()
     with pytest.raises(Conflict, match="moved by hand"):
         versions.seal(RECORD)
     assert versions.champions() == ["1"]
 
 
-@pytest.mark.slow
-def test_all_looks_at_a_release_share_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that opens its own takes milliseconds of the processor that the drill measures."""
-    never_ready = (sys.executable, "-c", "import time; time.sleep(600)")
-    settings, versions = Settings(tmp_path, http_port=0, store_url="memory:"), DrillVersions(tmp_path, {})
-    with small_cluster(tmp_path, settings, tmp_path / "logs", launch=lambda _: never_ready) as cluster:
-        opened: list[Any] = []
-        accept = cluster.api.process_request
-
-        def count(request: Any, address: Any) -> None:
-            opened.append(address)
-            accept(request, address)
-
-        monkeypatch.setattr(cluster.api, "process_request", count)
-        shop = Shop(tmp_path, cluster, versions, GATE)
-        assert [shop.seen() for _ in range(20)] == [("", 0)] * 20
-        assert len(opened) == 1
-
-
-def test_each_way_of_a_release_has_its_case() -> None:
-    assert [case.name for case in CASES] == [
-        *("good", "slow", "failing", "less", "slow-live", "failing-live", "less-live", "wrong-golden"),
-        *("never-ready", "metrics-away", "deployer-killed", "registry-away", "alias-moved"),
-    ]
+def test_only_a_fault_that_no_gate_can_foresee_may_fail_answers() -> None:
     early = GATE.weights[1] + GATE.weights[5]
-    assert {case.name: case.most_failed for case in CASES if case.most_failed} == {
-        "failing-live": int(FAILING_LIVE * early)
-    }
-    assert all(
-        case.most_weight <= 5
-        for case in CASES
-        if case.name in ("wrong-golden", "never-ready", "metrics-away")
-    )
+    failed = {case.name: case.most_failed for case in CASES if case.most_failed}
+    assert failed == {"failing-live": int(FAILING_LIVE * early)}

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.bench.load.waiting import NotReached
 from pipelines.drills.canary import CASES, Case, Shop
-from pipelines.drills.canary_run import _counts, _times, drill_release
+from pipelines.drills.canary_run import _figures, drill_release
 from pipelines.drills.outcome import CLIENT, RAW, Answer
 from pipelines.drills.report import release_table
 from pipelines.inspect.ask import evaluation_requests
@@ -33,13 +33,13 @@ def test_times_count_from_the_mirror_and_hurt_is_what_the_canary_did() -> None:
         CLIENT: [answer(11.0, "old"), answer(21.0, "new", degraded=True)],
         RAW: [answer(22.0, "old", ok=False), answer(24.5, "new")],
     }
-    found = _counts(seen, streams, "new") | _times(SLOW, seen, streams, "new")
+    found = _figures(SLOW, seen, streams, "new")
     assert (found["detect_s"], found["abort_s"], found["full_s"]) == (12.0, 0.5, None)
     assert (found["requests"], found["failed_at_client"], found["failed_straight"]) == (4, 0, 1)
     assert (found["touched"], found["hurt"], found["largest_weight"]) == (50.0, 2, 1)
     assert found["hurt_in"] == {"step 1 %": 2}
     assert found["stable_p99_ms"] == {"before": None, "shadow": None}, "too few answers for a percentile"
-    live = _times(replace(SLOW, fault="slow-live"), seen, streams, "new")
+    live = _figures(replace(SLOW, fault="slow-live"), seen, streams, "new")
     assert live["detect_s"] == 4.0, "its fault shows from the first step on"
 
 
@@ -47,8 +47,7 @@ def test_the_page_has_a_row_for_each_case() -> None:
     seen = [(1.0, "shadow", 0), (2.0, "abort", 0)]
     streams = {CLIENT: [answer(1.0, "old")], RAW: [answer(1.0, "old", ok=False)]}
     case = {
-        **_counts(seen, streams, "new"),
-        **_times(SLOW, seen, streams, "new"),
+        **_figures(SLOW, seen, streams, "new"),
         "pace": {"weights": {"1": 25, "5": 150}, "shadow_answers": 600, "missing_s": 10.0},
         "ended": "aborted",
         "passed": False,
@@ -82,7 +81,7 @@ def test_a_case_runs_on_real_endpoints_after_one_that_was_broken_off(toy_line: P
     bundle = toy_line / "evaluated"
     requests = evaluation_requests(bundle, 200)
     cases = [
-        Case("broken-off", "nothing", never_goes_on, "done", ""),
+        Case("broken-off", "nothing", "", never_goes_on),
         *(case for case in CASES if case.name == "never-ready"),
     ]
     result = drill_release(

@@ -39,7 +39,6 @@ def test_the_date_jumps_and_deadlines_do_not(tmp_path: Path) -> None:
             clock.jump(offset)
             process.stdin.write("\n")
             process.stdin.flush()
-    clock.close()
     assert process.returncode == 7
     dates, deadlines = zip(*said, strict=True)
     passed = [later - deadlines[0] for later in deadlines]
@@ -50,5 +49,4 @@ def test_the_date_jumps_and_deadlines_do_not(tmp_path: Path) -> None:
 
 def test_its_command_starts_the_endpoint_through_the_clock(tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
-    clock.close()
     assert clock.command() == [sys.executable, "-P", "-m", "pipelines.drills.clock", str(tmp_path / "clock")]

@@ -46,11 +46,11 @@ def test_a_spoilt_bundle_differs_in_one_byte_or_lacks_half_a_file(tmp_path: Path
     assert (tmp_path / "index.faiss").read_bytes() == b"01234"
 
 
-def test_the_times_with_too_few_processes_are_told_apart() -> None:
-    looks = [(0.0, 2), (0.5, 1), (1.0, 0), (1.5, 0), (2.0, 1), (2.5, 0), (3.5, 2), (4.0, 2)]
-    assert faults.times_below(1, looks) == [1.0, 1.0]
-    assert faults.times_below(2, looks) == [3.0]
-    assert faults.times_below(1, [(0.0, 1), (1.0, 2)]) == faults.times_below(1, []) == []
+def test_the_longest_time_with_too_few_processes_is_of_one_run() -> None:
+    looks = [(0.0, 2), (0.5, 1), (1.0, 0), (1.5, 0), (2.0, 1), (2.5, 0), (3.0, 2), (4.0, 2)]
+    assert faults.longest_below(1, looks) == 1.0
+    assert faults.longest_below(2, looks) == 2.5
+    assert faults.longest_below(1, [(0.0, 1), (1.0, 2)]) == faults.longest_below(1, []) == 0.0
 
 
 def system_of(**parts: Any) -> System:

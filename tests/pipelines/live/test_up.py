@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,12 +78,6 @@ def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed
     assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
 
 
-def test_without_a_log_there_is_no_feedback_and_no_watch(tmp_path: Path) -> None:
-    wanted = replace(FREE, bootstrap="kafka:9092")
-    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=False)
-    assert list(parts(tmp_path, wanted, settings=settings)) == ["stream", "endpoint"]
-
-
 @ONE_PROGRAM
 def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> None:
     found = parts(tmp_path)
@@ -96,10 +89,13 @@ def test_the_children_get_the_addresses_of_store_and_broker(tmp_path: Path) -> N
     assert found["endpoint"].address == f"http://127.0.0.1:{found['endpoint'].env['RECO_HTTP_PORT']}"
 
 
-def test_a_named_store_and_a_named_broker_are_not_started(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
+@pytest.mark.parametrize(("log", "others"), [(True, ["feedback", "watch"]), (False, [])])
+def test_a_named_store_and_a_named_broker_are_not_started(
+    tmp_path: Path, log: bool, others: list[str]
+) -> None:
+    settings = Settings(home=tmp_path, store_url="redis://cache:6379/0", log=log)
     found = parts(tmp_path, replace(FREE, bootstrap="kafka:9092"), settings=settings)
-    assert list(found) == ["stream", "endpoint", "feedback", "watch"]
+    assert list(found) == ["stream", "endpoint", *others]
     assert found["stream"].env["RECO_KAFKA_BOOTSTRAP"] == "kafka:9092"
     assert found["stream"].env["RECO_STORE_URL"] == "redis://cache:6379/0"
 
@@ -181,25 +177,6 @@ def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
         client.set("a", "b")
     fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "nowhere", said.append)
     assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_filling_the_store_says_that_it_works(
-    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-
-    def publish(*_: object) -> dict[str, int]:
-        eventually(lambda: any("still filling" in text for text in said))
-        return {"users": 60, "items": 80}
-
-    monkeypatch.setattr(up, "SAY_S", 0.01)
-    monkeypatch.setattr(up, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(up, "_publish", publish)
-    (tmp_path / "store").mkdir()
-    fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "features", said.append)
-    assert said[-1] == "the online store holds 60 users and 80 items"
-    assert json.loads((tmp_path / "store" / "filled.json").read_text())["bundle_id"] == "b1"
 
 
 @pytest.mark.slow
