@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -124,27 +124,26 @@ class RecordSink(Protocol):
 def records_to_table(records: Sequence[Record], feature_names: Sequence[str]) -> pa.Table:
     """Return the records as a table of RECORD_SCHEMA, the feature names in its metadata."""
     requests, responses = [one.request for one in records], [one.response for one in records]
-    items = [response.items for response in responses]
+
+    def each(owners: Sequence[object], *names: str) -> dict[str, list[Any]]:
+        return {name: [one and getattr(one, name) for one in owners] for name in names}
+
+    def shown(name: str) -> list[list[Any]]:
+        return [[getattr(item, name) for item in response.items] for response in responses]
+
     columns = {
-        "request_id": [response.request_id for response in responses],
-        "user_id": [request.user_id for request in requests],
-        "basket": [request.basket for request in requests],
-        "store_id": [request.store_id for request in requests],
+        **each(requests, "user_id", "basket", "store_id", "k", "profile"),
+        **each(responses, "request_id", "bundle_id", "rung", "degraded_reason"),
+        **each(records, "row_version"),
+        **each([record.trial for record in records], *(one.name for one in fields(Trial))),
         "at": _times(request.at for request in requests),
-        "k": [request.k for request in requests],
-        "bundle_id": [response.bundle_id for response in responses],
-        "rung": [response.rung for response in responses],
-        "degraded_reason": [response.degraded_reason for response in responses],
-        "item_ids": [[item.item_id for item in shown] for shown in items],
-        "scores": [[item.score for item in shown] for shown in items],
-        "sources": [[item.source for item in shown] for shown in items],
+        "answered_at": _times(record.answered_at for record in records),
+        "item_ids": shown("item_id"),
+        "scores": shown("score"),
+        "sources": shown("source"),
+        "prices": shown("price"),
         "features": _flat([record.features for record in records], len(feature_names)),
         "stage_ms": [list(response.stage_ms.items()) for response in responses],
-        "answered_at": _times(record.answered_at for record in records),
-        "row_version": [record.row_version for record in records],
-        "profile": [request.profile for request in requests],
-        "prices": [[item.price for item in shown] for shown in items],
-        **{one.name: [getattr(record.trial, one.name, None) for record in records] for one in fields(Trial)},
     }
     return pa.table(columns, schema=_schema(feature_names))
 

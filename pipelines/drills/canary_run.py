@@ -176,11 +176,6 @@ def _figures(
     touched = [one for one in answers if one.document.get("bundle_id") == canary]
     failed = {name: [one for one in some if not one.status_ok] for name, some in streams.items()}
     hurt = [*failed[RAW], *(one for one in touched if not one.whole)]
-    first = {state: at for at, state, _ in reversed(seen)}
-    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
-    after = [one.due - aborted for one in touched if aborted is not None and one.due > aborted]
-    full = next((at for at, _, weight in seen if weight == 100), None)
-    began = next((at for at, state, _ in seen if state), None)
     old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
     return {
         "requests": len(answers),
@@ -190,11 +185,24 @@ def _figures(
         "hurt": len(hurt),
         "hurt_in": dict(Counter(_state_at(seen, one.due) for one in hurt)),
         "largest_weight": max((weight for _, _, weight in seen), default=0),
-        "detect_s": aborted - shown if aborted is not None and shown is not None else None,
-        "abort_s": max(after, default=0.0) if aborted is not None else None,
-        "full_s": full - began if full is not None and began is not None else None,
+        **_times(case, seen, [one.due for one in touched]),
         "stable_p99_ms": {"before": _p99_in(old, seen, ""), "shadow": _p99_in(old, seen, "shadow")},
         "steps": [[round(at - seen[0][0], 1), state, weight] for at, state, weight in seen],
+    }
+
+
+def _times(
+    case: Case, seen: Sequence[tuple[float, str, int]], touched: Sequence[float]
+) -> dict[str, float | None]:
+    """Return the seconds until the canary was ended, until its last request, and until it had all traffic."""
+    first = {state: at for at, state, _ in reversed(seen)}
+    aborted, shown = first.get("abort"), first.get("step" if case.fault.endswith(LIVE) else "shadow")
+    full = next((at for at, _, weight in seen if weight == 100), None)
+    began = next((at for at, state, _ in seen if state), None)
+    return {
+        "detect_s": None if aborted is None or shown is None else aborted - shown,
+        "abort_s": None if aborted is None else max(max(touched, default=aborted) - aborted, 0.0),
+        "full_s": None if full is None or began is None else full - began,
     }
 
 

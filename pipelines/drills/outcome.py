@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,11 @@ def outcome_of(
         `before`, `during` and `after` all faults, and the same for each fault, with a tally for each stream;
         `recovery_s` of each, and the longest: None where the client's answers were not whole again.
     """
-    before = {name: [a for a in some if a.done < faults[0].began] for name, some in streams.items()}
+
+    def where(chosen: Callable[[Answer], bool]) -> dict[str, list[Answer]]:
+        return {name: list(filter(chosen, some)) for name, some in streams.items()}
+
+    before = where(lambda a: a.done < faults[0].began)
     expected = {name: {a.question: a for a in some if a.whole} for name, some in before.items()}
 
     def tallies(of: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
@@ -149,13 +153,9 @@ def outcome_of(
     rows: list[dict[str, Any]] = []
     ends = [*(fault.began for fault in faults[1:]), ended]
     for fault, end in zip(faults, ends, strict=True):
-        ones = {  # a fault was there at some moment between request and answer
-            name: [a for a in some if a.due < fault.ended and a.done >= fault.began]
-            for name, some in streams.items()
-        }
-        others = {
-            name: [a for a in some if a.due >= fault.ended and a.done < end] for name, some in streams.items()
-        }
+        # The fault was there at some moment between request and answer.
+        ones = where(lambda a, fault=fault: a.due < fault.ended and a.done >= fault.began)
+        others = where(lambda a, fault=fault, end=end: a.due >= fault.ended and a.done < end)
         for name in streams:
             during[name] += ones[name]
             after[name] += others[name]
