@@ -95,8 +95,6 @@ class Stream:
         self._home, self._archive = home, home / "offline_store" / EVENTS
         self._rows, self._settings = rows, settings
         self._waiting = _Unarchived()
-        self._held: list[Message] = []  # consumed while the store was away: for the next turn
-        self._lost: set[int] = set()  # partitions that were revoked while this turn's messages waited
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
         self._newest = 0.0  # time of the latest event folded
@@ -121,7 +119,7 @@ class Stream:
 
     def _run(self, stop: threading.Event, on_ready: Callable[[], None] | None) -> None:
         self._stop = stop
-        self._insist(self._beat, stop)
+        self._insist(self._beat)
         self._report()
         self._consumer.subscribe(
             [self._settings.events_topic], on_assign=self._assigned, on_revoke=self._revoked
@@ -130,7 +128,7 @@ class Stream:
             on_ready()
         try:
             while not stop.is_set():
-                self.turn(stop)
+                self._turn()
         except BaseException:
             try:
                 self._settle()
@@ -145,12 +143,10 @@ class Stream:
             # Without an assignment it is still joining the group. Some brokers never recover from a member
             # that leaves at this point; a silent member only expires with its session.
 
-    def turn(self, stop: threading.Event) -> None:
+    def _turn(self) -> None:
         """Handle new messages, and archive and send the heartbeat when they are due."""
-        brought = self._consumer.consume(TURN_MESSAGES, 0 if self._held else TURN_S)
-        messages, self._held = self._held + brought, []  # in this order: consuming may revoke partitions
-        if messages:
-            self._take(messages, stop)
+        if messages := self._consumer.consume(TURN_MESSAGES, TURN_S):
+            self._take(messages)
         now = time.monotonic()
         waiting = sum(map(len, self._waiting.events.values()))
         if now - self._archived_at >= ARCHIVE_S or waiting >= ARCHIVE_EVENTS:
@@ -159,16 +155,15 @@ class Stream:
             # Two processes in step would overwrite each other's times.
             self._beat_at = now - random.uniform(0, BEAT_S / 2)
             self._forget()
-            self._insist(self._beat, stop)
+            self._insist(self._beat)
             self._report()
 
     # ------------------------------------------------------------------------------------------- messages
 
-    def _take(self, messages: list[Message], stop: threading.Event) -> None:
+    def _take(self, messages: list[Message]) -> None:
         taken: list[tuple[int, Event, int]] = []  # partition, event, version
         positions: dict[int, int] = {}
         now = time.time()
-        self._lost.clear()
         self._forget()
         for message in messages:
             if error := message.error():
@@ -187,22 +182,16 @@ class Stream:
                 continue
             taken.append((partition, event, self._generation.get(partition, 0) << OFFSET_BITS | offset))
         if taken:
-            self._insist(lambda: self._fold(self._own(taken)), stop)
-        for partition, event, version in self._own(taken):
+            self._insist(lambda: self._fold(taken))
+        for partition, event, version in taken:
             self._waiting.events.setdefault(partition, []).append(event)
             self._waiting.versions.setdefault(partition, []).append(version)
             self.counts.events += 1
         # Only now: events that were not folded must come again.
-        self._waiting.positions |= {one: end for one, end in positions.items() if one not in self._lost}
-
-    def _own(self, taken: list[tuple[int, Event, int]]) -> list[tuple[int, Event, int]]:
-        """Leave out events of revoked partitions: they come again, to the partition's next consumer."""
-        return [one for one in taken if one[0] not in self._lost]
+        self._waiting.positions |= positions
 
     def _fold(self, taken: list[tuple[int, Event, int]]) -> None:
         """Fold events into their users' rows."""
-        if not taken:
-            return
         new = dict(rows_of(events_table([one[1] for one in taken], [one[2] for one in taken])))
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
@@ -333,8 +322,6 @@ class Stream:
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
-        self._held.clear()  # not committed: they come again, to the partition's next consumer
-        self._lost |= {one.partition for one in partitions}
         self._settle()
         self._rows.reopen()
 
@@ -440,33 +427,29 @@ class Stream:
         at = [one.offset if one.offset >= 0 else first for one, first in zip(places, began, strict=True)]
         return sum(max(end - offset, 0) for end, offset in zip(ends, at, strict=True))
 
-    def _insist(self, act: Callable[[], Any], stop: threading.Event) -> Any:
-        """Retry an action on the store until it works: rows get stale meanwhile, but no event is lost."""
-        held, said = False, ""
-        try:
-            while True:
-                try:
-                    return act()
-                except STORE_ERRORS as error:
-                    self.counts.store_failures += 1
-                    if (why := type(error).__name__) != said:
-                        said = why
-                        log.warning(
-                            "the online store cannot be used (%s): trying until it can; RECO_STORE_URL and "
-                            "RECO_STORE_PASSWORD say where it is",
-                            why,
-                        )
-                    if stop.is_set():
-                        raise ConnectionError(
-                            f"stopped while the online store could not be used ({why}): events that were not "
-                            "folded come again"
-                        ) from error
-                    held = True
-                    stop.wait(RETRY_S)
-                    # Polling keeps the membership in the group; a message here is of a new partition.
-                    self._consumer.pause(self._consumer.assignment())
-                    if (message := self._consumer.poll(0)) is not None:
-                        self._held.append(message)
-        finally:
-            if held:
-                self._consumer.resume(self._consumer.assignment())
+    def _insist(self, act: Callable[[], Any]) -> Any:
+        """Retry an action on the store until it works: rows get stale meanwhile, but no event is lost.
+
+        Nothing is consumed meanwhile. After minutes the group gives the partitions to another consumer, which
+        writes their users' rows: so all rows are read again.
+        """
+        said = ""
+        while True:
+            try:
+                return act()
+            except STORE_ERRORS as error:
+                self.counts.store_failures += 1
+                if (why := type(error).__name__) != said:
+                    said = why
+                    log.warning(
+                        "the online store cannot be used (%s): trying until it can; RECO_STORE_URL and "
+                        "RECO_STORE_PASSWORD say where it is",
+                        why,
+                    )
+                if self._stop.is_set():
+                    raise ConnectionError(
+                        f"stopped while the online store could not be used ({why}): events that were not "
+                        "folded come again"
+                    ) from error
+                self._rows.drop(self._rows.users())
+                self._stop.wait(RETRY_S)

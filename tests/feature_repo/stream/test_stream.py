@@ -273,33 +273,6 @@ def test_a_state_that_cannot_be_written_ends_the_stream(
     assert stream.counts.store_failures == 0
 
 
-def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
-    broker: Any,
-    tmp_path: Path,
-    valkey: tuple[str, Any],
-    events: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The store fails before the partitions are assigned: messages of the waiting poll are kept."""
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    few = events.iloc[:400]
-    produce(settings, few)
-    with streaming(tmp_path, url, settings) as stream:
-        eventually((tmp_path / "stream.json").exists, WAIT_S)  # the first heartbeat: it joins the group now
-        beat = stream._rows.beat
-        away_until = time.monotonic() + 12.0
-
-        def away(*arguments: Any) -> None:
-            if time.monotonic() < away_until:
-                raise ConnectionError("away")
-            beat(*arguments)
-
-        monkeypatch.setattr(stream._rows, "beat", away)
-        eventually(lambda: stream.counts.store_failures > 10, WAIT_S)
-        eventually(lambda: stream.counts.events >= 400, WAIT_S)
-    assert archived(tmp_path) == batch(few)
-
-
 def test_a_stop_while_the_store_is_away_is_reported_once(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,31 +365,6 @@ def test_a_stop_while_the_broker_is_late_is_no_error(tmp_path: Path, monkeypatch
         stream._assigned(Late(), [place])  # type: ignore[arg-type]
 
 
-def test_a_held_message_of_a_revoked_partition_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Rows:
-        def reopen(self) -> None:
-            pass
-
-    stream = Stream(tmp_path, Rows(), KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
-    stream._held.append("a message")  # type: ignore[arg-type]
-    taken = list[Any]()
-
-    class Consumer:
-        """Loses its partitions when it is asked for messages, as in a rebalance."""
-
-        def consume(self, *_: Any) -> list[Any]:
-            stream._revoked(self, [])  # type: ignore[arg-type]
-            return ["of another partition"]
-
-    stream._consumer = Consumer()  # type: ignore[assignment]
-    monkeypatch.setattr(stream, "_take", lambda messages, _: taken.extend(messages))
-    stream.turn(threading.Event())
-    assert taken == ["of another partition"]
-    assert not stream._held
-
-
 def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     tmp_path: Path, events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,7 +443,7 @@ def alone(home: Path, url: str, partition: int) -> Stream:
 
 
 def say(stream: Stream, partition: int, offset: int, user: str = "ann") -> None:
-    stream._take([Said(partition, offset, user)], threading.Event())  # type: ignore[list-item]
+    stream._take([Said(partition, offset, user)])  # type: ignore[list-item]
 
 
 def lines(home: Path, url: str, user: str = "ann") -> int:
@@ -503,24 +451,21 @@ def lines(home: Path, url: str, user: str = "ann") -> int:
     return len(rows.get([user])[user])
 
 
-def test_events_of_a_partition_that_moves_while_the_store_is_away_are_left_to_its_next_consumer(
+def test_rows_that_another_consumer_writes_while_the_store_is_away_for_one_stay(
     valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, get = alone(tmp_path, valkey[0], 0), OnlineRows.get
+    """After minutes the group gives its partitions away: the rows in its memory are old."""
+    one, put = alone(tmp_path, valkey[0], 0), OnlineRows.put
+    say(one, 0, 0)
 
-    def away(*arguments: Any) -> Any:
-        monkeypatch.setattr(OnlineRows, "get", get)
-        stream._revoked(stream._consumer, [TopicPartition("checkout.events", 1)])
+    def away(*_: Any) -> None:
+        monkeypatch.setattr(OnlineRows, "put", put)
+        say(alone(tmp_path, valkey[0], 0), 0, 1)
         raise ConnectionError("away")
 
-    monkeypatch.setattr(OnlineRows, "get", away)
-    for act in ("pause", "resume", "poll"):
-        monkeypatch.setattr(Alone, act, lambda *_: None, raising=False)
-    both: list[Any] = [Said(0, 7, "ann"), Said(1, 9, "bob")]
-    stream._take(both, threading.Event())
-    assert [lines(tmp_path, valkey[0], user) for user in ("ann", "bob")] == [1, 0]
-    assert (stream._waiting.positions, list(stream._waiting.events)) == ({0: 8}, [0])
-    assert stream.counts.events == 1
+    monkeypatch.setattr(OnlineRows, "put", away)
+    say(one, 0, 2)
+    assert lines(tmp_path, valkey[0]) == 3
 
 
 def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(
