@@ -204,7 +204,7 @@ def test_a_corrupt_row_is_skipped_and_the_others_are_read(
     file.close()
     found, sequence = all_of(store)
     assert [fact.item_id for fact in found] == ["a"]
-    assert "a stored fact is left out: fact_id" in caplog.text
+    assert "a stored fact is left out: no fact: Object missing required field `fact_id`" in caplog.text
     caplog.clear()
     assert all_of(store, sequence) == ([], sequence)
     assert not caplog.records, "it is told once"
