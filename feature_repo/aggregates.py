@@ -11,7 +11,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,7 +150,8 @@ class UserHistory:
 
 def no_events(kind_of_items: type = np.str_) -> UserEvents:
     """Return the row of a user without events."""
-    return UserEvents(np.empty(0, kind_of_items), *(np.empty(0, dtype) for _, dtype in _COLUMNS))
+    columns: dict[str, Any] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS}
+    return UserEvents(np.empty(0, kind_of_items), **columns)
 
 
 def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version: int = BATCH) -> UserEvents:
