@@ -11,7 +11,7 @@ Of the facts with one key, the fact with the latest (at, fact_id) is valid, in a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,33 +86,13 @@ def unranked(ranked: bytes) -> bytes:
     return ranked[ranked.index(b"\x00") + 1 :]
 
 
-class Facts:
-    """The fold: for each key the valid fact."""
-
-    def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        self._standing: dict[str, tuple[bytes, Fact]] = {}
-        for fact in facts:
-            self.add(fact)
-
-    def add(self, fact: Fact) -> bool:
-        """Add a fact; return whether it replaced the valid one."""
-        ranked = fact.ranked()
+def valid_facts(facts: Iterable[Fact]) -> list[tuple[str, bytes]]:
+    """Return for each key the bytes of the valid fact, see `Fact.ranked`."""
+    highest: dict[str, bytes] = {}
+    for fact in facts:
         key = fact.key
-        standing = self._standing.get(key)
-        if standing is not None and standing[0] >= ranked:
-            return False
-        self._standing[key] = (ranked, fact)
-        return True
-
-    def ranked(self) -> list[tuple[str, bytes]]:
-        """Return key and `Fact.ranked` of each valid fact."""
-        return [(key, ranked) for key, (ranked, _) in self._standing.items()]
-
-    def __iter__(self) -> Iterator[Fact]:
-        return (fact for _, fact in self._standing.values())
-
-    def __len__(self) -> int:
-        return len(self._standing)
+        highest[key] = max(fact.ranked(), highest.get(key, b""))
+    return list(highest.items())
 
 
 class _RawFact(msgspec.Struct, forbid_unknown_fields=True):

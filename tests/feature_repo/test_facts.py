@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_repo.facts import MAX_BYTES, Fact, FactInvalid, Facts, parse_fact, parse_lines, unranked
+from feature_repo.facts import MAX_BYTES, Fact, FactInvalid, parse_fact, parse_lines, unranked
 
 NOW = 1_512_498_600.0  # 2017-12-05T18:30:00Z
 PRICE = {"fact_id": "f1", "fact": "price", "item_id": "a", "value": 2.5, "at": "2017-12-05T18:30:00Z"}
@@ -134,21 +134,11 @@ facts = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), arrivals=st.lists(facts, max_size=12))
-def test_any_order_and_any_repetition_folds_to_the_same(data: st.DataObject, arrivals: list[Fact]) -> None:
-    again = data.draw(
-        st.permutations(arrivals + data.draw(st.lists(st.sampled_from(arrivals))) if arrivals else arrivals)
-    )
-    assert {fact.key: fact for fact in Facts(again)} == {fact.key: fact for fact in Facts(arrivals)}
-
-
-@settings(max_examples=100, deadline=None)
 @given(arrivals=st.lists(facts, min_size=1, max_size=12))
-def test_the_latest_fact_wins(arrivals: list[Fact]) -> None:
-    for standing in Facts(arrivals):
-        rivals = [fact for fact in arrivals if fact.key == standing.key]
-        assert (standing.at, standing.fact_id) == max((fact.at, fact.fact_id) for fact in rivals)
+def test_the_latest_fact_has_the_highest_rank(arrivals: list[Fact]) -> None:
+    """The stores keep it, in any order of arrival: tests/serving/shop/test_fact_store.py."""
+    latest = max(arrivals, key=Fact.ranked)
+    assert (latest.at, latest.fact_id) == max((fact.at, fact.fact_id) for fact in arrivals)
 
 
 @given(fact=facts.filter(lambda fact: isinstance(fact.value, str) == (fact.fact == "coupon")))
