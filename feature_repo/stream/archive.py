@@ -77,7 +77,11 @@ def read_archive(
     if event_type is not None:
         of_type = pc.field("event_type") == event_type
         chosen = of_type if chosen is None else chosen & of_type
-    tables = _again_if_merged(lambda: _read_segments(archive, chosen))
+    tables = _again_if_merged(
+        lambda: [
+            _read(file, filters=chosen, schema=ARCHIVE_SCHEMA) for file in sorted(archive.glob("*.parquet"))
+        ]
+    )
     if not tables:
         return ARCHIVE_SCHEMA.empty_table()
     events = pa.concat_tables(tables)
@@ -119,11 +123,6 @@ def _again_if_merged(read: Callable[[], Read]) -> Read:
         with contextlib.suppress(FileNotFoundError):
             return read()
     return read()
-
-
-def _read_segments(archive: Path, chosen: pc.Expression | None) -> list[pa.Table]:
-    files = sorted(archive.glob("*.parquet"))
-    return [_read(file, filters=chosen, schema=ARCHIVE_SCHEMA) for file in files]
 
 
 def _read(file: Path, **options: Any) -> pa.Table:

@@ -109,16 +109,16 @@ class Stream:
 
     def run(self, stop: threading.Event, on_ready: Callable[[], None] | None = None) -> None:
         """Fold until `stop` is set, then archive and commit the folded events."""
+        self._stop = stop
         asking = threading.Thread(target=self._ask_broker, args=(over := threading.Event(),), daemon=True)
         asking.start()
         try:
-            self._run(stop, on_ready)
+            self._run(on_ready)
         finally:
             over.set()
             asking.join()
 
-    def _run(self, stop: threading.Event, on_ready: Callable[[], None] | None) -> None:
-        self._stop = stop
+    def _run(self, on_ready: Callable[[], None] | None) -> None:
         self._insist(self._beat)
         self._report()
         self._consumer.subscribe(
@@ -127,7 +127,7 @@ class Stream:
         if on_ready is not None:
             on_ready()
         try:
-            while not stop.is_set():
+            while not self._stop.is_set():
                 self._turn()
         except BaseException:
             try:
@@ -358,12 +358,7 @@ class Stream:
             self._name = name
 
     def _report(self) -> None:
-        """Write the state into `stream.json`, for people: a disk that is full is not the store that is away.
-
-        Raises:
-            OSError: naming the file.
-        """
-        file = self._home / "stream.json"
+        """Write the state for people. An error ends the stream: a full disk is no store that is away."""
         state = {
             "updated_at": time.time(),
             "pid": os.getpid(),
@@ -372,10 +367,7 @@ class Stream:
             "broker_silent_s": round(time.monotonic() - self._answered_at, 1),
             **vars(self.counts),
         }
-        try:
-            write_file(file, json.dumps(state))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file)) from error
+        write_file(self._home / "stream.json", json.dumps(state))
 
     def _look_after_rows(self) -> bytes | None:
         """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.
