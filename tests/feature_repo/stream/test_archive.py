@@ -1,6 +1,5 @@
 """Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
-import errno
 import os
 import tracemalloc
 from collections.abc import Sequence
@@ -102,29 +101,6 @@ def test_the_same_name_replaces_a_segment_and_leaves_the_others(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [BASE, "one.parquet"]
 
 
-def test_an_interrupted_write_leaves_the_old_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_segment(tmp_path, table({"event_id": "old"}), BASE)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_segment(tmp_path, table({"event_id": "new"}), BASE)
-        with pytest.raises(KeyboardInterrupt):
-            write_segment(tmp_path, table({"event_id": "other", "version": 1}), "other.parquet")
-    assert ids(read_archive(tmp_path)) == ["old"], "a half-written file is no segment"
-    write_segment(tmp_path, table({"event_id": "new"}), BASE)
-    assert ids(read_archive(tmp_path)) == ["new"]
-
-
-def test_a_segment_without_a_column_is_refused_and_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="price"):
-        write_segment(tmp_path, table({}).drop_columns(["price"]), BASE)
-    assert not list(tmp_path.glob("*.parquet"))
-
-
 def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
     """Microseconds, an unknown price, letters of any script, and columns in another order."""
     rows = table(
@@ -165,13 +141,6 @@ def test_an_event_in_two_segments_counts_once_as_it_first_arrived(
     read = {row["event_id"]: row for row in read_archive(tmp_path).to_pylist()}
     assert sorted(read) == ["x", "y", "z"]
     assert (read["x"]["item_id"], read["x"]["version"]) == ("tea", 4)
-
-
-def test_an_event_in_data_set_and_stream_has_the_version_of_the_data_set(tmp_path: Path) -> None:
-    write_segment(tmp_path, table({"event_id": "x", "version": 4, "price": 1.0}), "0.parquet")
-    write_segment(tmp_path, table({"event_id": "x", "price": 3.0}), BASE)
-    [event] = read_archive(tmp_path).to_pylist()
-    assert (event["version"], event["price"]) == (BATCH, 3.0)
 
 
 def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Path) -> None:
@@ -242,26 +211,6 @@ def test_rows_are_those_of_the_whole_archive_however_few_events_are_read_at_a_ti
     assert {user: pack(row) for user, row in some.items()} == {"bob": pack(whole["bob"])}
 
 
-def test_a_segment_that_another_node_deleted_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_segment(tmp_path, table({"event_id": "e0"}), BASE)
-    read, faults = pq.read_table, [errno.ESTALE, errno.ESTALE]
-
-    def stale(file: Path, **options: Any) -> pa.Table:
-        if faults:
-            raise OSError(faults.pop(), "Stale file handle", str(file))
-        return read(file, **options)
-
-    monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", stale)
-    assert ids(read_archive(tmp_path)) == ["e0"]
-
-
-def test_an_event_twice_in_one_segment_counts_once(tmp_path: Path) -> None:
-    write_segment(tmp_path, table(*[{"event_id": "x", "version": at} for at in (7, 6)]), "0.parquet")
-    assert read_archive(tmp_path)["version"].to_pylist() == [6]
-
-
 def test_only_the_users_asked_for_are_read(tmp_path: Path) -> None:
     users = ["ann", "bob", "cid", "ann"]
     write_segment(tmp_path, table(*[{"user_id": user} for user in users]), BASE)
@@ -322,18 +271,6 @@ def test_times_are_the_doubles_nearest_to_their_microseconds(micros: int) -> Non
     assert len(row.before((at + timedelta(microseconds=1)).timestamp())) == 1
     for unit in ("us", "ns"):
         assert seconds(pa.chunked_array([pa.array([at], pa.timestamp(unit, "UTC"))]))[0] == row.at[0]
-
-
-def test_a_user_with_very_many_items_keeps_the_latest_of_them() -> None:
-    """A shared id of all cash customers has more items than two bytes can count."""
-    n = 70_000
-    items = [f"i{number:05}" for number in range(n)]
-    columns = np.arange(n, dtype=np.float64), np.zeros(n, np.uint8), np.arange(n, dtype=np.uint32)
-    row = make_events(
-        items, *columns, np.arange(n, dtype=np.uint64), np.ones(n, np.float32), np.zeros(n, np.float32)
-    )
-    assert row.items.tolist() == items[-len(row) :]
-    assert row.items[row.item].tolist() == items[-len(row) :]
 
 
 one_event = st.fixed_dictionaries(

@@ -1,7 +1,5 @@
 """Confirmed delivery: no message is lost while the broker is away, frozen or without memory."""
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,20 +168,6 @@ def test_a_broker_that_is_down_from_the_start_gets_all_messages_later(
     assert any("refused" in text and "messages wait for the broker" in text for text in lines)
     assert lines[-1] == "the broker takes messages again"
     assert len(lines) < 10
-
-
-@pytest.mark.slow
-def test_a_broker_that_freezes_for_a_while_loses_nothing(broker: Any) -> None:
-    with opened(KafkaSettings(bootstrap=broker.bootstrap)) as delivery:
-        thaw = threading.Timer(2, broker.process.send_signal, [signal.SIGCONT])
-        for number in range(30_000):
-            delivery.send(TOPIC, f"user-{number % 7}", str(number).encode())
-            if number == 10_000:
-                broker.process.send_signal(signal.SIGSTOP)
-                thaw.start()
-        assert delivery.flush(90)
-    records = consumed(broker.bootstrap, 30_000)
-    assert {int(value) for _, value in records} == set(range(30_000))
 
 
 @pytest.mark.slow
