@@ -1,12 +1,13 @@
 """A file is replaced as a whole or not at all, and no temporary file stays behind."""
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from feature_repo.atomic_files import replaced, write_file, write_output
+from feature_repo.atomic_files import is_gone, replaced, write_file, write_output
 
 
 def names(folder: Path) -> list[str]:
@@ -59,6 +60,12 @@ def test_a_writer_that_makes_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replaced(tmp_path / "state.json"):
         pass
     assert names(tmp_path) == []
+
+
+def test_a_file_that_another_node_deleted_is_gone() -> None:
+    assert is_gone(FileNotFoundError())
+    assert is_gone(OSError(errno.ESTALE, "stale file handle"))
+    assert not is_gone(OSError(errno.EIO, "input/output error"))
 
 
 def test_the_temporary_file_is_hidden_and_lies_beside(tmp_path: Path) -> None:
