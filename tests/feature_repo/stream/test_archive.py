@@ -29,6 +29,7 @@ from feature_repo.aggregates import (
     summary_of,
 )
 from feature_repo.events import EVENT_SCHEMA
+from feature_repo.stream import archive
 from feature_repo.stream.archive import (
     ARCHIVE_SCHEMA,
     BASE,
@@ -76,10 +77,10 @@ def ids(events: pa.Table) -> list[str]:
 
 
 def test_an_archive_without_segments_is_empty(tmp_path: Path) -> None:
-    for archive in (tmp_path / "absent", tmp_path):
-        assert read_archive(archive).schema == ARCHIVE_SCHEMA
-        assert len(read_archive(archive, ["ann"])) == 0
-        assert list(rows_of(read_archive(archive))) == []
+    for folder in (tmp_path / "absent", tmp_path):
+        assert read_archive(folder).schema == ARCHIVE_SCHEMA
+        assert len(read_archive(folder, ["ann"])) == 0
+        assert list(rows_of(read_archive(folder))) == []
 
 
 def test_a_data_set_has_the_batch_version_and_a_segment_its_own_versions(tmp_path: Path) -> None:
@@ -143,14 +144,17 @@ def test_an_event_in_two_segments_counts_once_as_it_first_arrived(
     assert (read["x"]["item_id"], read["x"]["version"]) == ("tea", 4)
 
 
-def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Path) -> None:
+def test_a_stream_resumes_behind_the_newest_version_in_its_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names give the stream's position; the users of the last events may have been forgotten since."""
     for partition, first, held in ((0, 0, [0, 1]), (0, 2, []), (0, 4, [4]), (1, 0, [])):
         events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
         events = events if held else ARCHIVE_SCHEMA.empty_table()
         write_segment(tmp_path, events, streamed_name(partition, first, first + 1))
     assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
-    merge_segments(tmp_path, 0, most=1)
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
+    merge_segments(tmp_path, 0)
     assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
     assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
 
@@ -162,7 +166,11 @@ def test_a_consumer_opens_no_segment_of_another_s_partition(tmp_path: Path) -> N
     assert last_events(tmp_path, {0}) == {0: (3, "a")}
 
 
-def test_a_merge_leaves_out_forgotten_events_and_large_segments(tmp_path: Path) -> None:
+def test_a_merge_leaves_out_forgotten_events_and_large_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
+    monkeypatch.setattr(archive, "WHOLE_ROWS", 3)
     for first, held in ((0, [0, 1, 2]), (3, [3]), (4, [4])):
         events = table(*[{"event_id": f"e{at}", "version": at} for at in held])
         write_segment(tmp_path, events, streamed_name(0, first, held[-1]))
@@ -170,7 +178,7 @@ def test_a_merge_leaves_out_forgotten_events_and_large_segments(tmp_path: Path) 
     def kept(events: pa.Table) -> pa.Table:
         return events.filter(pc.not_equal(events["event_id"], "e3"))
 
-    merge_segments(tmp_path, 0, kept, most=1, whole_rows=3)
+    merge_segments(tmp_path, 0, kept)
     assert sorted(file.name for file in tmp_path.glob("*.parquet")) == [
         streamed_name(0, 0, 2),
         streamed_name(0, 3, 4),
@@ -187,9 +195,10 @@ def test_segments_merged_during_a_read_are_read_again(
 
     def slow(file: Path, **options: Any) -> pa.Table:
         if "filters" in options:  # read_archive has listed the files, and now the stream merges them
-            merge_segments(tmp_path, 0, most=1)
+            merge_segments(tmp_path, 0)
         return read(file, **options)
 
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
     monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", slow)
     assert ids(read_archive(tmp_path)) == ["e0", "e1", "e2"]
     assert len(list(tmp_path.glob("*.parquet"))) == 1
@@ -293,22 +302,22 @@ def test_a_batch_makes_the_rows_that_folding_one_by_one_makes(
     events: list[dict[str, Any]], random: Random, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Events in any order, some of them repeated, in any split into segments."""
-    archive = tmp_path_factory.mktemp("archive")
+    folder = tmp_path_factory.mktemp("archive")
     numbered = [event | {"event_id": f"e{n}", "version": n} for n, event in enumerate(events)]
     repeated = numbered + random.sample(numbered, len(numbered) // 2)
     random.shuffle(repeated)
     for name, part in enumerate(pieces(repeated, random)):
-        write_segment(archive, table(*part), f"{name}.parquet")
+        write_segment(folder, table(*part), f"{name}.parquet")
     folded = {event["user_id"]: no_events() for event in events}
     for event in repeated:
         line = make_events(*lines_of(table(event)), version=event["version"])
         folded[event["user_id"]] = fold(folded[event["user_id"]], line)
-    batch = dict(rows_of(read_archive(archive)))
+    batch = dict(rows_of(read_archive(folder)))
     assert {user: pack(row) for user, row in batch.items()} == {
         user: pack(row) for user, row in folded.items()
     }
     alone = sorted(folded)[0]
-    [(_, row)] = rows_of(read_archive(archive, [alone]))
+    [(_, row)] = rows_of(read_archive(folder, [alone]))
     assert pack(row) == pack(folded[alone])
 
 
