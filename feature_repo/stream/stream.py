@@ -27,7 +27,6 @@ import redis
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    KafkaError,
     KafkaException,
     Message,
     TopicPartition,
@@ -167,8 +166,7 @@ class Stream:
         self._forget()
         for message in messages:
             if error := message.error():
-                if error.code() != KafkaError._PARTITION_EOF:
-                    log.warning("the broker says: %s", error.str())
+                log.warning("the broker says: %s", error.str())
                 continue
             _, partition, offset = place_of(message)
             positions[partition] = offset + 1

@@ -26,12 +26,12 @@ from feature_repo.aggregates import UserEvents, pack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.snapshots import HEARTBEAT, user_table
 from feature_repo.stream.archive import (
-    ARCHIVE_SCHEMA,
     EVENTS,
     archived_rows,
     read_archive,
     rows_of,
     streamed_name,
+    with_version,
     write_segment,
 )
 from feature_repo.stream.delivery import Delivery
@@ -58,10 +58,13 @@ def same(row: UserEvents) -> bytes:
     return pack(replace(row, version=0))
 
 
+def table_of(events: pd.DataFrame) -> pa.Table:
+    """Events of a data set, as the archive holds them."""
+    return with_version(pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False))
+
+
 def batch(events: pd.DataFrame) -> dict[str, bytes]:
-    table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-    table = table.append_column("version", pa.array([-1] * len(table)))
-    return {user: same(row) for user, row in rows_of(table)}
+    return {user: same(row) for user, row in rows_of(table_of(events))}
 
 
 def online(home: Path, url: str, users: list[str]) -> dict[str, bytes]:
@@ -182,8 +185,7 @@ def test_a_dead_store_is_retried_and_a_store_that_lost_its_rows_is_filled_again(
     settings, (url, server) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     few = events.iloc[:2_000]
     wanted = batch(few)
-    base = pa.Table.from_pandas(few.iloc[:500][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-    write_segment(tmp_path / "offline_store" / EVENTS, base, "base.parquet")
+    write_segment(tmp_path / "offline_store" / EVENTS, table_of(few.iloc[:500]), "base.parquet")
     with streaming(tmp_path, url, settings) as stream:
         eventually(lambda: stream.counts.rebuilt == 1, WAIT_S)
         assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
@@ -233,9 +235,7 @@ def test_a_publication_keeps_streamed_events(
         assert report["newest_event_at"] == few["at"].max().timestamp()
         assert abs(report["updated_at"] - time.time()) < WAIT_S
         other = OnlineRows(lambda: open_feature_store(tmp_path, url))
-        table = pa.Table.from_pandas(few.iloc[:100][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-        table = table.append_column("version", pa.array([-1] * len(table)))
-        other.put(dict(rows_of(table)))
+        other.put(dict(rows_of(table_of(few.iloc[:100]))))
         (tmp_path / "online_store.json").write_text("{}")
         eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
     assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few)["user-000"]
@@ -294,30 +294,6 @@ def test_a_stop_while_the_store_is_away_is_reported_once(
     [error] = failed
     assert "stopped while the online store could not be used" in str(error)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
-
-
-def test_users_who_are_forgotten_during_an_assignment_end_no_stream(
-    broker: Any,
-    valkey: tuple[str, Any],
-    tmp_path: Path,
-    events: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    produce(settings, events.iloc[:200])
-    with streaming(tmp_path, url, settings) as stream:
-        eventually(lambda: stream.counts.events == 200)
-    answer, archive = Stream._answer, tmp_path / "offline_store" / EVENTS
-
-    def meanwhile(stream: Stream, ask: Callable[[], Any]) -> Any:
-        for segment in archive.glob("stream-*.parquet"):
-            write_segment(archive, ARCHIVE_SCHEMA.empty_table(), segment.name)
-        return answer(stream, ask)
-
-    monkeypatch.setattr(Stream, "_answer", meanwhile)
-    produce(settings, events.iloc[200:300])
-    with streaming(tmp_path, url, settings) as stream:
-        eventually(lambda: stream.counts.events == 100)
 
 
 def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
