@@ -387,12 +387,3 @@ def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: 
     categorical[[BREAD, BUTTER], 0] = 0  # of unknown type: nothing is like them
     rows = seen(replace(statistics, categorical=categorical), row, BREAD, BUTTER, JAM)
     assert listed(PairFeature.session_same_type, rows) == [0, 0, 1]
-
-
-def test_a_user_without_views_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
-    for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
-        rows = seen(statistics, row, BREAD, TEA)
-        assert PairFeature.user_item_last_rank(rows).tolist() == [10, 10]
-        assert listed(PairFeature.user_item_clicks_1h, rows) == [0, 0]
-        assert listed(PairFeature.user_item_impressions_7d, rows) == [0, 0]
-        assert listed(PairFeature.session_same_type, rows) == [0, 0]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pyarrow as pa
@@ -263,13 +264,12 @@ def test_a_state_that_cannot_be_written_ends_the_stream(
 ) -> None:
     """A full disk is no store that is away: to try again would stop the folding, with a fresh heartbeat."""
     (tmp_path / "stream.json").mkdir()
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, valkey[0]))
-    stream, stop = Stream(tmp_path, rows, KafkaSettings(bootstrap=broker.bootstrap)), threading.Event()
-    patience = threading.Timer(WAIT_S, stop.set)
-    patience.start()
-    with pytest.raises(OSError, match=r"Is a directory.*stream\.json"):
-        stream.run(stop)
-    patience.cancel()
+    settings = KafkaSettings(bootstrap=broker.bootstrap)
+    with (
+        pytest.raises(OSError, match=r"Is a directory.*stream\.json"),
+        streaming(tmp_path, valkey[0], settings) as stream,
+    ):
+        pass
     assert stream.counts.store_failures == 0
 
 
@@ -277,22 +277,11 @@ def test_a_stop_while_the_store_is_away_is_reported_once(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = KafkaSettings(bootstrap=broker.bootstrap)
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, "redis://127.0.0.1:1/0"))
-    stream, stop, failed = Stream(tmp_path, rows, settings), threading.Event(), list[Exception]()
-
-    def work() -> None:
-        try:
-            stream.run(stop)
-        except ConnectionError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
-    stop.set()
-    thread.join(WAIT_S)
-    [error] = failed
-    assert "stopped while the online store could not be used" in str(error)
+    with (
+        pytest.raises(ConnectionError, match="stopped while the online store could not be used"),
+        streaming(tmp_path, "redis://127.0.0.1:1/0", settings) as stream,
+    ):
+        eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
 
 
@@ -364,62 +353,29 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     assert stream._generation == {0: 1}
 
 
-class Alone:
-    """The consumer of a group that has one partition and no broker."""
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-
-    def assignment(self) -> list[TopicPartition]:
-        return [TopicPartition("checkout.events", self.partition)]
-
-    def commit(self, **_: Any) -> None:
-        pass
-
-    def get_watermark_offsets(self, place: TopicPartition, cached: bool) -> tuple[int, int]:
-        return 0, 0
-
-    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        return places
-
-
-class Said:
+def said(partition: int, offset: int, user: str) -> Any:
     """A message of the broker."""
-
-    def __init__(self, partition: int, offset: int, user: str) -> None:
-        ids = {"event_id": f"{user}-{offset}", "user_id": user, "basket_id": f"b{offset}", "item_id": "milk"}
-        event = {**ids, "at": "2024-01-01T00:00:00Z"}
-        self.values = "checkout.events", partition, offset, user.encode(), json.dumps(event).encode()
-
-    def topic(self) -> str:
-        return self.values[0]
-
-    def partition(self) -> int:
-        return self.values[1]
-
-    def offset(self) -> int:
-        return self.values[2]
-
-    def key(self) -> bytes:
-        return self.values[3]
-
-    def value(self) -> bytes:
-        return self.values[4]
-
-    def error(self) -> None:
-        return None
+    ids = {"event_id": f"{user}-{offset}", "user_id": user, "basket_id": f"b{offset}", "item_id": "milk"}
+    value = json.dumps({**ids, "at": "2024-01-01T00:00:00Z"}).encode()
+    message = Mock(error=lambda: None, key=user.encode, value=lambda: value, topic=lambda: "checkout.events")
+    message.partition.return_value, message.offset.return_value = partition, offset
+    return message
 
 
 def alone(home: Path, url: str, partition: int) -> Stream:
-    """A stream whose turns are called by the test."""
+    """A stream whose group has one partition and no broker; its turns are called by the test."""
     rows = OnlineRows(lambda: open_feature_store(home, url))
     stream = Stream(home, rows, KafkaSettings(bootstrap="127.0.0.1:1"))
-    stream._consumer = Alone(partition)  # type: ignore[assignment]
+    stream._consumer = Mock(
+        assignment=lambda: [TopicPartition("checkout.events", partition)],
+        get_watermark_offsets=lambda *_, **__: (0, 0),
+        position=lambda places: places,
+    )
     return stream
 
 
 def say(stream: Stream, partition: int, offset: int, user: str = "ann") -> None:
-    stream._take([Said(partition, offset, user)])  # type: ignore[list-item]
+    stream._take([said(partition, offset, user)])
 
 
 def lines(home: Path, url: str, user: str = "ann") -> int:
