@@ -53,21 +53,14 @@ def test_without_a_broker_messages_stay_pending() -> None:
         assert (delivery.delivered, delivery.refused, delivery.is_full) == (0, 0, False)
 
 
-def test_beyond_its_bound_a_delivery_is_full() -> None:
+@pytest.mark.parametrize("value", [b"x" * 800_000, b"1"])
+def test_beyond_its_bounds_a_delivery_is_full(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small messages fill it before the client's queue: `send` would wait there for room, silently."""
+    monkeypatch.setattr("feature_repo.stream.delivery.MAX_PENDING", 25)
     with opened(NOWHERE) as delivery:
-        for _ in range(MAX_PENDING_BYTES // 800_000 + 1):
+        for _ in range(26 if len(value) == 1 else MAX_PENDING_BYTES // len(value) + 1):
             assert not delivery.is_full
-            delivery.send(TOPIC, "u", b"x" * 800_000)
-        assert delivery.is_full
-
-
-def test_many_small_messages_fill_it_before_the_queue_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`send` waits for room in that queue, without a report and without a new producer."""
-    monkeypatch.setattr("feature_repo.stream.delivery.MAX_PENDING", 3)
-    with opened(NOWHERE) as delivery:
-        for _ in range(4):
-            assert not delivery.is_full
-            delivery.send(TOPIC, "u", b"1")
+            delivery.send(TOPIC, "u", value)
         assert delivery.is_full
 
 
