@@ -340,14 +340,9 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     monkeypatch.setattr(stream, "_is_at", lambda *_: False)  # the broker has another message there
     assigned: list[TopicPartition] = []
 
-    class Group:
-        def committed(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-            return [TopicPartition(one.topic, one.partition, 10) for one in places]
-
-        def assign(self, places: list[TopicPartition]) -> None:
-            assigned.extend(places)
-
-    stream._assigned(Group(), [TopicPartition("checkout.events", 0)])  # type: ignore[arg-type]
+    known = [TopicPartition("checkout.events", 0, 10)]
+    group = Mock(committed=lambda *_, **__: known, assign=assigned.extend)
+    stream._assigned(group, [TopicPartition("checkout.events", 0)])
     assert assigned[0].offset == OFFSET_BEGINNING
     assert stream._began == {0: 0}
     assert stream._generation == {0: 1}
