@@ -6,6 +6,7 @@ invalid message becomes a dead letter, with the reason.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -88,11 +89,9 @@ def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
 
 def parse_id(value: bytes | None) -> str | None:
     """Return the event's id in a message, None if it has none."""
-    try:
-        raw = orjson.loads(value or b"")
-    except ValueError:
-        return None
-    return raw.get("event_id") if isinstance(raw, dict) else None
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return orjson.loads(value or b"")["event_id"]
+    return None
 
 
 def events_table(events: list[Event], versions: list[int]) -> pa.Table:
