@@ -16,8 +16,8 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,6 @@ OFFSET_BITS = 48  # of a version; the bits above count how often the topic was m
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
 
-@dataclass
-class _Unarchived:
-    """Folded events that are not archived: those of each partition, and the position behind them."""
-
-    events: dict[int, list[Event]] = field(default_factory=dict)
-    versions: dict[int, list[int]] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-
-
 class Stream:
     """One consumer of the group: it owns some partitions and the rows of all users in them."""
 
@@ -93,7 +84,9 @@ class Stream:
         self.letters = DeadLetters(settings, self.counts)
         self._home, self._archive = home, home / "offline_store" / EVENTS
         self._rows, self._settings = rows, settings
-        self._waiting = _Unarchived()
+        # Folded, but not archived: events and versions of each partition, and the positions behind them.
+        self._waiting: defaultdict[int, list[tuple[Event, int]]] = defaultdict(list)
+        self._positions: dict[int, int] = {}
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
         self._newest = 0.0  # time of the latest event folded
@@ -147,7 +140,7 @@ class Stream:
         if messages := self._consumer.consume(TURN_MESSAGES, TURN_S):
             self._take(messages)
         now = time.monotonic()
-        waiting = sum(map(len, self._waiting.events.values()))
+        waiting = sum(map(len, self._waiting.values()))
         if now - self._archived_at >= ARCHIVE_S or waiting >= ARCHIVE_EVENTS:
             self._settle()
         if now - self._beat_at >= BEAT_S:
@@ -182,11 +175,10 @@ class Stream:
         if taken:
             self._insist(lambda: self._fold(taken))
         for partition, event, version in taken:
-            self._waiting.events.setdefault(partition, []).append(event)
-            self._waiting.versions.setdefault(partition, []).append(version)
+            self._waiting[partition].append((event, version))
             self.counts.events += 1
         # Only now: events that were not folded must come again.
-        self._waiting.positions |= positions
+        self._positions |= positions
 
     def _fold(self, taken: list[tuple[int, Event, int]]) -> None:
         """Fold events into their users' rows."""
@@ -231,20 +223,20 @@ class Stream:
     def _settle(self) -> None:
         """Archive the folded events, flush the dead letters, then commit: this order survives any crash."""
         self._archived_at = time.monotonic()
-        waiting = self._waiting
-        for partition in list(waiting.events):
-            events = self._kept(events_table(waiting.events[partition], waiting.versions[partition]))
+        for partition in list(self._waiting):
+            waiting, versions = map(list, zip(*self._waiting[partition], strict=True))
+            events = self._kept(events_table(waiting, versions))
             if len(events):
                 first, last = (end(events["version"].to_pylist()) for end in (min, max))
                 write_segment(self._archive, events, streamed_name(partition, first, last))
-            del waiting.events[partition], waiting.versions[partition]
+            del self._waiting[partition]
             merge_segments(self._archive, partition, self._kept)
         if not self.letters.flush(1):
             return  # the broker is away and cannot commit either: try again next time
-        if waiting.positions:
+        if self._positions:
             topic = self._settings.events_topic
-            positions = [TopicPartition(topic, *place) for place in waiting.positions.items()]
-            waiting.positions = {}
+            positions = [TopicPartition(topic, *place) for place in self._positions.items()]
+            self._positions = {}
             try:
                 self._consumer.commit(offsets=positions, asynchronous=False)
             except KafkaException as error:
