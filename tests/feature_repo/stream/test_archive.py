@@ -94,14 +94,6 @@ def test_a_data_set_has_the_batch_version_and_a_segment_its_own_versions(tmp_pat
     }
 
 
-def test_the_same_name_replaces_a_segment_and_leaves_the_others(tmp_path: Path) -> None:
-    write_segment(tmp_path, table({"event_id": "first"}, {"event_id": "second"}), BASE)
-    write_segment(tmp_path, table({"event_id": "streamed", "version": 1}), "one.parquet")
-    write_segment(tmp_path, table({"event_id": "third"}), BASE)
-    assert ids(read_archive(tmp_path)) == ["streamed", "third"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [BASE, "one.parquet"]
-
-
 def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
     """Microseconds, an unknown price, letters of any script, and columns in another order."""
     rows = table(
