@@ -11,7 +11,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,7 @@ DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
 KINDS = ("purchase", "impression", "click")  # what `kind` counts; the order is stored
 PURCHASE, IMPRESSION, CLICK = range(3)
-MAX_PURCHASES = (
-    4_096  # lines kept per user, the latest; the busiest household of Complete Journey has 4,193 a year
-)
+MAX_PURCHASES = 4_096  # lines kept per user, the latest; Complete Journey's busiest has 4,193 a year
 MAX_VIEWS = 512  # impressions and clicks kept per user, the latest
 BATCH = -1  # version of a row that no stream has written
 _FORMAT = 3
@@ -152,8 +150,8 @@ class UserHistory:
 
 def no_events(kind_of_items: type = np.str_) -> UserEvents:
     """Return the row of a user without events."""
-    at, item, kind, basket, key, paid, discount = (np.empty(0, dtype) for _, dtype in _COLUMNS)
-    return UserEvents(np.empty(0, kind_of_items), at, item, kind, basket, key, paid, discount)
+    columns: dict[str, Any] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS}
+    return UserEvents(np.empty(0, kind_of_items), **columns)
 
 
 def make_events(items: Sequence[str] | np.ndarray, *columns: np.ndarray, version: int = BATCH) -> UserEvents:
@@ -188,17 +186,9 @@ def fold(row: UserEvents, more: UserEvents) -> UserEvents:
     if known.any():
         more = compact(more.where(~known))
     items, own, its = _united(row.items, more.items)
-    merged = UserEvents(
-        items,
-        np.concatenate([row.at, more.at]),
-        np.concatenate([own[row.item], its[more.item]]),
-        np.concatenate([row.kind, more.kind]),
-        np.concatenate([row.basket, more.basket]),
-        np.concatenate([row.key, more.key]),
-        np.concatenate([row.paid, more.paid]),
-        np.concatenate([row.discount, more.discount]),
-        version,
-    )
+    columns = {name: np.concatenate([getattr(row, name), getattr(more, name)]) for name, _ in _COLUMNS}
+    columns["item"] = np.concatenate([own[row.item], its[more.item]])
+    merged = UserEvents(items, version=version, **columns)
     later = len(row) == 0 or more.at[0] > row.at[-1]  # the usual case: no late events
     return _trimmed(merged if later else _in_order(merged))
 
@@ -230,17 +220,8 @@ def _trimmed(events: UserEvents) -> UserEvents:
     kept = latest(events)
     if kept is not events:
         kept = compact(kept)
-    return UserEvents(
-        kept.items,
-        kept.at.astype("<f8", copy=False),
-        kept.item.astype("<u2", copy=False),
-        kept.kind.astype("u1", copy=False),
-        kept.basket.astype("<u4", copy=False),
-        kept.key.astype("<u8", copy=False),
-        kept.paid.astype("<f4", copy=False),
-        kept.discount.astype("<f4", copy=False),
-        kept.version,
-    )
+    columns = {name: getattr(kept, name).astype(dtype, copy=False) for name, dtype in _COLUMNS}
+    return UserEvents(kept.items, version=kept.version, **columns)
 
 
 def latest(events: UserEvents) -> UserEvents:

@@ -17,9 +17,7 @@ from stat import S_ISREG
 
 
 @contextmanager
-def replaced(
-    file: Path, *, durable: bool = False, private: bool = False, suffix: str = ".part"
-) -> Iterator[Path]:
+def replaced(file: Path, *, durable: bool = False, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `file`, which takes its place when the block ends without an error.
 
     Two processes may replace the same file: the last one wins, and neither sees a part of the other's.
@@ -28,11 +26,10 @@ def replaced(
         file: the file to replace or to create; its folder is created if it is missing.
         durable: wait until content and name are on disk, so that it survives a power cut.
         private: only the owner may read the file.
-        suffix: the end of the temporary name, for a writer that insists on an extension.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     # Not the process's number alone: threads share it, and so may containers with one volume.
-    part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}{suffix}")
+    part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         if private:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from feature_repo.atomic_files import sha256_of, write_file
 from feature_repo.errors import RecoError
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import did_you_mean
+from feature_repo.ids import did_you_mean, is_id
 
 EVENT_SCHEMA = pa.schema(
     [
@@ -163,12 +163,7 @@ def as_times(column: pd.Series) -> pd.Series:
     """Return times in UTC. A time without a zone is UTC; anything but an ISO 8601 date or time is NaT."""
     if pd.api.types.is_datetime64_any_dtype(column):
         times = column if column.dt.tz is not None else column.dt.tz_localize("UTC")
-        try:
-            return times.dt.tz_convert("UTC").dt.as_unit("us")
-        except pd.errors.OutOfBoundsDatetime as error:
-            raise EventsInvalid(
-                f"column {column.name!r} holds a time that microseconds cannot hold ({error})"
-            ) from error
+        return times.dt.tz_convert("UTC").dt.as_unit("us")
     codes, distinct = _factorize(column)
     texts = pd.Series([value if _like_a_time(value) else None for value in distinct], dtype=object)
     parsed = pd.DatetimeIndex(pd.to_datetime(texts, utc=True, errors="coerce", format="ISO8601")).as_unit(
@@ -230,14 +225,10 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
 
     for name in (*IDS, "event_id", "store_id"):
         codes, distinct = pd.factorize(events[name])
-        refuse(codes < 0, f"{name} is empty, or neither text nor a whole number")
+        valid = [not text or is_id(text) for text in distinct]  # an unknown store is empty
         refuse(
-            _any_of(codes, [len(text) > MAX_ID_LENGTH for text in distinct]),
-            f"{name} is longer than {MAX_ID_LENGTH}",
-        )
-        refuse(
-            _any_of(codes, [not text.isprintable() for text in distinct]),
-            f"{name} holds unprintable characters",
+            ~np.array([*valid, False])[codes],  # code -1, a missing value, is the last
+            f"{name} is neither a text of 1 to {MAX_ID_LENGTH} printable characters nor a whole number",
         )
     at, bought = events["at"], (events["event_type"] == "purchase").to_numpy()
     refuse(at.isna(), "at is not an ISO 8601 time of the years 1678 to 2261")
@@ -258,11 +249,6 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
     refuse(_contradicts(events, fine & bought, "basket_id", ["at"]), "its basket was bought at two times")
     fine = reasons == ""
     return events[fine], pd.Series(reasons[~fine], index=events.index[~fine], dtype=object)
-
-
-def _any_of(codes: np.ndarray, marked: list[bool]) -> np.ndarray:
-    """Return which codes are marked; -1 is not."""
-    return np.array([*marked, False], bool)[codes]
 
 
 def _contradicts(events: pd.DataFrame, rows: np.ndarray, group: str, columns: list[str]) -> np.ndarray:

@@ -11,11 +11,12 @@ Of the facts with one key, the fact with the latest (at, fact_id) is valid, in a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import orjson
 
 from feature_repo.ids import MAX_ID_LENGTH, is_id
@@ -31,9 +32,6 @@ VALUES: dict[str, tuple[float, str]] = {  # fact -> largest number, and the expe
     "cost": (1e9, "the shop's cost of one unit, a number from 0 to 1e9"),
     "coupon": (math.nan, f"the coupon's code, 1 to {MAX_ID_LENGTH} printable characters"),
 }
-REQUIRED = ("fact_id", "fact", "item_id", "value", "at")
-FIELDS = (*REQUIRED, "store_id", "user_id", "valid_from", "valid_until")
-_NEEDED, _KNOWN = frozenset(REQUIRED), frozenset(FIELDS)
 _SEPARATOR = "\x1f"  # unprintable, so that no id holds it
 
 
@@ -88,59 +86,62 @@ def unranked(ranked: bytes) -> bytes:
     return ranked[ranked.index(b"\x00") + 1 :]
 
 
-class Facts:
-    """The fold: for each key the valid fact."""
-
-    def __init__(self, facts: Iterable[Fact] = ()) -> None:
-        self._standing: dict[str, tuple[bytes, Fact]] = {}
-        for fact in facts:
-            self.add(fact)
-
-    def add(self, fact: Fact) -> bool:
-        """Add a fact; return whether it replaced the valid one."""
-        ranked = fact.ranked()
+def valid_facts(facts: Iterable[Fact]) -> list[tuple[str, bytes]]:
+    """Return for each key the bytes of the valid fact, see `Fact.ranked`."""
+    highest: dict[str, bytes] = {}
+    for fact in facts:
         key = fact.key
-        standing = self._standing.get(key)
-        if standing is not None and standing[0] >= ranked:
-            return False
-        self._standing[key] = (ranked, fact)
-        return True
-
-    def ranked(self) -> list[tuple[str, bytes]]:
-        """Return key and `Fact.ranked` of each valid fact."""
-        return [(key, ranked) for key, (ranked, _) in self._standing.items()]
-
-    def __iter__(self) -> Iterator[Fact]:
-        return (fact for _, fact in self._standing.values())
-
-    def __len__(self) -> int:
-        return len(self._standing)
+        highest[key] = max(fact.ranked(), highest.get(key, b""))
+    return list(highest.items())
 
 
-def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -> Fact:
+class _RawFact(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON object of a fact."""
+
+    fact_id: str
+    fact: str
+    item_id: str
+    value: float | str | bool | None
+    at: str
+    store_id: str | None = None
+    user_id: str | None = None
+    valid_from: str | None = None
+    valid_until: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_RawFact)
+
+
+def parse_fact(text: bytes, now: float | None = None) -> Fact:
     """Check one fact and return it.
 
     Args:
-        raw: the JSON text, or the object decoded.
+        text: JSON.
         now: seconds since the epoch; the clock's where absent. `at` may lie a day ahead of it. Infinity: the
             fact was stored, so its writer has checked its times.
 
     Raises:
         FactInvalid: naming the field and the expected value.
     """
-    fields = _fields(raw)
-    kind = fields["fact"]
-    if not isinstance(kind, str) or kind not in VALUES:
+    if len(text) > MAX_BYTES:
+        raise FactInvalid(f"{len(text)} bytes long, a fact has at most {MAX_BYTES}")
+    try:
+        raw = _DECODER.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FactInvalid(f"no fact: {error}") from error
+    kind = raw.fact
+    if kind not in VALUES:
         raise FactInvalid(f"fact is not one of {', '.join(VALUES)}")
-    user_id = _optional_id(fields, "user_id")
-    if user_id is not None and kind != "coupon":
+    for name in ("fact_id", "item_id", "store_id", "user_id"):
+        if (one := getattr(raw, name)) is not None and not is_id(one):
+            raise FactInvalid(f"{name} is not a text of 1 to {MAX_ID_LENGTH} printable characters")
+    if raw.user_id is not None and kind != "coupon":
         raise FactInvalid(f"user_id is given, but a {kind} is the same for every user: leave it out")
-    at = _time(fields, "at")
-    if at is None:
-        raise FactInvalid("at is null, expected the time when the fact became known")
+    at = _time("at", raw.at)
+    valid_from = None if raw.valid_from is None else _time("valid_from", raw.valid_from)
+    valid_until = None if raw.valid_until is None else _time("valid_until", raw.valid_until)
     if at > (datetime.now(UTC).timestamp() if now is None else now) + CLOCK_SKEW_S:
         raise FactInvalid("at lies in the future; what holds later has a valid_from")
-    valid_from, valid_until = _time(fields, "valid_from"), _time(fields, "valid_until")
     if valid_from is not None and valid_until is not None and valid_until <= valid_from:
         raise FactInvalid("valid_until is not after valid_from: the fact would never hold")
     if kind in ("stock", "ban") and valid_from is not None and valid_from > at and now != math.inf:
@@ -148,30 +149,8 @@ def parse_fact(raw: bytes | str | Mapping[str, Any], now: float | None = None) -
             f"valid_from is later than at, but a {kind} replaces the one that holds until then: send it when "
             "it begins"
         )
-    return Fact(
-        _id("fact_id", fields["fact_id"]),
-        kind,
-        _id("item_id", fields["item_id"]),
-        _value(kind, fields["value"]),
-        at,
-        _optional_id(fields, "store_id"),
-        user_id,
-        valid_from,
-        valid_until,
-    )
-
-
-def _fields(raw: bytes | str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a fact: all are known, and the required ones are there."""
-    fields = _decoded(raw) if isinstance(raw, bytes | str) else raw
-    if not isinstance(fields, Mapping):
-        raise FactInvalid(f"found a JSON {type(fields).__name__}, expected an object")
-    if unknown := fields.keys() - _KNOWN:
-        raise FactInvalid(f"{len(unknown)} unknown field(s); a fact has {', '.join(FIELDS)}")
-    if not fields.keys() >= _NEEDED:
-        missing = ", ".join(name for name in REQUIRED if name not in fields)
-        raise FactInvalid(f"{missing} missing; a fact needs {', '.join(REQUIRED)}")
-    return fields
+    value = _value(kind, raw.value)
+    return Fact(raw.fact_id, kind, raw.item_id, value, at, raw.store_id, raw.user_id, valid_from, valid_until)
 
 
 def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str]]]:
@@ -190,49 +169,26 @@ def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str
     return facts, refused
 
 
-def _decoded(text: bytes | str) -> Any:
-    if len(text) > MAX_BYTES:
-        raise FactInvalid(f"{len(text)} bytes long, a fact has at most {MAX_BYTES}")
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise FactInvalid(f"not JSON ({error}): expected one object") from error
-
-
-def _value(kind: str, value: object) -> float | str | None:
+def _value(kind: str, value: float | str | bool | None) -> float | str | None:
     largest, expected = VALUES[kind]
     if value is None:
         return None
     if kind == "coupon":
-        return _id("value", value, expected)
-    number = isinstance(value, int | float) and (kind == "ban" or not isinstance(value, bool))
-    if not number or not 0 <= value <= largest or (kind == "ban" and value not in (0, 1)):  # type: ignore[operator]
-        raise FactInvalid(
-            f"value of a {kind} is a {type(value).__name__} that cannot be one: {expected}, or null"
-        )
-    return float(value)  # type: ignore[arg-type]
+        valid = is_id(value)
+    elif kind == "ban":
+        valid = value in (0, 1)  # true and false, too
+    else:
+        valid = isinstance(value, float) and 0 <= value <= largest
+    if not valid:
+        raise FactInvalid(f"value is not that of a {kind}: expected {expected}, or null")
+    return value if isinstance(value, str) else float(value)
 
 
-def _id(name: str, value: object, expected: str = "") -> str:
-    if not is_id(value):
-        expected = expected or f"expected a string of 1 to {MAX_ID_LENGTH} printable characters"
-        raise FactInvalid(f"{name} is a {type(value).__name__} that cannot be one: {expected}")
-    return value
-
-
-def _optional_id(fields: Mapping[str, Any], name: str) -> str | None:
-    value = fields.get(name)
-    return None if value is None else _id(name, value)
-
-
-def _time(fields: Mapping[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    if value is None:
-        return None
+def _time(name: str, text: str) -> float:
     try:
-        parsed = datetime.fromisoformat(value)
+        parsed = datetime.fromisoformat(text)
         time = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-    except (TypeError, ValueError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise FactInvalid(f"{name} is no ISO 8601 time, expected for example 2017-12-05T18:30:00Z") from error
     if time == LATEST:  # the largest time of a language, 23:59:59.999999, rounded
         time -= 1.0

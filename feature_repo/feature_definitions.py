@@ -53,78 +53,62 @@ item = Entity(
 )
 
 
-def user_history_view(offline_store: Path) -> FeatureView:
-    """Return the view of each user's events; its row at time t holds the events before t."""
-    return FeatureView(
-        name=USER_VIEW,
-        entities=[user],
-        ttl=timedelta(days=USER_TTL_DAYS),
-        schema=_fields(USER_COLUMNS),
-        source=_source(USER_VIEW, offline_store),
-        description="What a user did before the row's time.",
-        owner=OWNER,
-        tags=PERSONAL,
-    )
-
-
-def item_statistics_view(offline_store: Path) -> FeatureView:
-    """Return the view of how each item sells; its row at time t counts the purchases before t."""
-    return FeatureView(
-        name=ITEM_VIEW,
-        entities=[item],
-        ttl=FOREVER,
-        schema=_fields(ITEM_COLUMNS),
-        source=_source(ITEM_VIEW, offline_store),
-        description="How an item sold before the row's time.",
-        owner=OWNER,
-        tags=TAGS,
-    )
-
-
-def _fields(columns: pa.Schema) -> list[Field]:
-    return [
-        Field(name=column.name, dtype=TYPES[column.type], description=DESCRIPTIONS.get(column.name, ""))
-        for column in columns
-        if column.name != "event_timestamp"
-    ]
-
-
-def _source(view: str, offline_store: Path) -> PushSource:
-    """Return the source of a view: rows may be pushed to it, and its snapshots are a file."""
+def _view(
+    name: str, entity: Entity, columns: pa.Schema, ttl: timedelta, description: str, offline_store: Path
+) -> FeatureView:
+    """Return a view: rows may be pushed to it, and its snapshots are a file."""
     snapshots = FileSource(
-        name=f"{view}_snapshots",
-        path=str(offline_store / view / "snapshots.parquet"),
+        name=f"{name}_snapshots",
+        path=str(offline_store / name / "snapshots.parquet"),
         timestamp_field="event_timestamp",
         owner=OWNER,
         tags=TAGS,
     )
-    return PushSource(
-        name=f"{view}_push",
+    source = PushSource(
+        name=f"{name}_push",
         batch_source=snapshots,
         description="Rows of a job of your own: `store.push`.",
         owner=OWNER,
         tags=TAGS,
     )
+    fields = [
+        Field(name=column.name, dtype=TYPES[column.type], description=DESCRIPTIONS.get(column.name, ""))
+        for column in columns
+        if column.name != "event_timestamp"
+    ]
+    return FeatureView(
+        name=name,
+        entities=[entity],
+        ttl=ttl,
+        schema=fields,
+        source=source,
+        description=description,
+        owner=OWNER,
+        tags=entity.tags,
+    )
 
 
-def checkout_service(*views: FeatureView) -> FeatureService:
-    """Return the features of a user and an item at the time of a basket."""
-    return FeatureService(
+def definitions(
+    offline_store: Path,
+) -> tuple[Project, Entity, Entity, FeatureView, FeatureView, FeatureService]:
+    """Return every object of the repository, its views reading from `offline_store`.
+
+    The row of a user at time t holds the events before t; that of an item counts the purchases before t.
+    """
+    of_user, of_item = "What a user did before the row's time.", "How an item sold before the row's time."
+    views = (
+        _view(USER_VIEW, user, USER_COLUMNS, timedelta(days=USER_TTL_DAYS), of_user, offline_store),
+        _view(ITEM_VIEW, item, ITEM_COLUMNS, FOREVER, of_item, offline_store),
+    )
+    service = FeatureService(
         name="checkout",
         features=[*views],
         description="A user's history and an item's statistics, as of the basket's time.",
         owner=OWNER,
         tags=PERSONAL,
     )
-
-
-def definitions(offline_store: Path) -> list[Project | Entity | FeatureView | FeatureService]:
-    """Return every object of the repository, its views reading from `offline_store`."""
-    views = user_history_view(offline_store), item_statistics_view(offline_store)
-    return [project, user, item, *views, checkout_service(*views)]
+    return project, user, item, *views, service
 
 
 # `feast apply` registers the objects that are globals of this module.
-user_history = user_history_view(OFFLINE_STORE)
-item_statistics = item_statistics_view(OFFLINE_STORE)
-checkout = checkout_service(user_history, item_statistics)
+*_, user_history, item_statistics, checkout = definitions(OFFLINE_STORE)

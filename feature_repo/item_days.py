@@ -16,22 +16,10 @@ SPAN = 91  # days that the longest sum needs
 QUANTITIES = 4  # baskets, units, units sold at a discount, money paid
 
 
-@dataclass(frozen=True)
-class DailySales:
-    """The sales of n items on each day from `begin` on."""
-
-    begin: float  # seconds: the first day begins
-    sums: np.ndarray  # (QUANTITIES, days + 1, n) float64: the sales before each day
-
-    def __len__(self) -> int:
-        """Return the number of days."""
-        return self.sums.shape[1] - 1
-
-
 def count_daily(
     item: np.ndarray, at: np.ndarray, amounts: tuple[np.ndarray, ...], items: int, begin: float, days: int
-) -> DailySales:
-    """Return the sales on `days` days.
+) -> np.ndarray:
+    """Return the sales before each of `days` days and behind the last, (QUANTITIES, days + 1, items) float64.
 
     Args:
         item: (lines,) codes of the items, one line for each basket and item.
@@ -47,14 +35,14 @@ def count_daily(
     sums = np.zeros((QUANTITIES, days + 1, items))
     for quantity, weights in enumerate((None, *(amount[inside] for amount in amounts))):
         sums[quantity, 1:] = np.bincount(cell, weights, days * items).reshape(days, items).cumsum(0)
-    return DailySales(begin, sums)
+    return sums
 
 
 @dataclass(frozen=True)
 class ItemDays:
     """The sales before one day: the argument of an item's day-fresh features."""
 
-    sales: DailySales
+    sales: np.ndarray  # as `count_daily` returns them
     day: int  # from 0 to the number of days: the sums end where it begins
     types: np.ndarray  # (n,) type of each item, 0 unknown
 
@@ -70,7 +58,7 @@ class ItemDays:
 
     def on_weekday(self, weeks: int) -> np.ndarray:
         """Return the baskets with each item on this day of the week in the last weeks, (n,)."""
-        sums = self.sales.sums[0]
+        sums = self.sales[0]
         return sum(
             (
                 sums[self.day - 7 * week + 1] - sums[self.day - 7 * week]
@@ -92,6 +80,6 @@ class ItemDays:
         return (self._last(3, days) + 2 * usual) / (self._last(1, days) + 2)
 
     def _last(self, quantity: int, days: int) -> np.ndarray:
-        sums = self.sales.sums[quantity]
+        sums = self.sales[quantity]
         found: np.ndarray = sums[self.day] - sums[max(self.day - days, 0)]
         return found

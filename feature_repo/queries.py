@@ -242,7 +242,6 @@ class Rows:
         )
         # The place of each candidate in a table; -1 is the table's last row, of candidates that it lacks.
         self.places: dict[str, np.ndarray] = {"history": history_places, "together": together_places}
-        self._columns: dict[TableFeature, np.ndarray] = {}
 
     def fill(self, dense: np.ndarray, first: int, features: Sequence[TableFeature]) -> None:
         """Write features of one table into columns of `dense`, (n, columns) float32, from `first` on.
@@ -255,14 +254,6 @@ class Rows:
             table[row, :-1] = values
         table[:, -1] = [feature.missing for feature in features]
         fill_rows(dense, first, table, self.places[features[0].table])
-        for column, feature in enumerate(features, first):
-            self._columns[feature] = dense[:, column]
-
-    def column(self, feature: TableFeature) -> np.ndarray:
-        """Return one feature of a table for each candidate, (n,) float32."""
-        if feature not in self._columns:
-            self.fill(np.empty((len(self.candidates), 1), np.float32), 0, [feature])
-        return self._columns[feature]
 
 
 class TableFeature:
@@ -275,7 +266,9 @@ class TableFeature:
 
     def __call__(self, rows: Rows) -> np.ndarray:
         """Return the feature for each candidate."""
-        return rows.column(self)
+        column = np.empty((len(rows.candidates), 1), np.float32)
+        rows.fill(column, 0, [self])
+        return column[:, 0]
 
 
 def of_history(missing: float = 0.0) -> Callable[[Callable[[Query], np.ndarray]], TableFeature]:

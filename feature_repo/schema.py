@@ -16,7 +16,7 @@ from feature_repo import transforms as t
 from feature_repo.item_days import ItemDays
 from feature_repo.kernels.candidates import tower_rows
 from feature_repo.kernels.pairs import FEATURES, PairFeature
-from feature_repo.kernels.rows import begin_rows, categories, put_columns, within
+from feature_repo.kernels.rows import begin_rows, categories, put_columns
 from feature_repo.queries import LATELY, Query, Rows, TableFeature, User
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature, FreshFeature, ItemFeature, UserFeature
@@ -170,9 +170,14 @@ def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         put_columns(dense, _PAIRS, rows.pairs)
         for column, feature in _OTHERS:
             dense[:, column] = feature(rows)
-    if not within(dense, LIMIT):
+    if not is_within_limit(dense):
         np.nan_to_num(np.clip(dense, -LIMIT, LIMIT, out=dense), copy=False)
     return dense, categories(rows.candidates, rows.statistics.known_items, rows.levels)
+
+
+def is_within_limit(dense: np.ndarray) -> bool:
+    """Say whether all inputs, (n, columns), are from -LIMIT to LIMIT; NaN is not."""
+    return bool(np.abs(dense).max(initial=0) <= LIMIT)
 
 
 def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:

@@ -72,10 +72,7 @@ def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) 
         values.append(user_values(User(known, stamp)))
     columns = np.array(values, np.float32).reshape(len(ids), len(USER)).T
     arrays = [ids, pa.array(stamps, pa.int64()).cast(_STAMP[1]), packed, *columns]
-    return pa.Table.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(arrays, USER_COLUMNS, strict=True)],
-        schema=USER_COLUMNS,
-    )
+    return pa.table(dict(zip(USER_COLUMNS.names, arrays, strict=True)), USER_COLUMNS)
 
 
 def item_table(statistics: Statistics, at: float) -> pa.Table:
@@ -83,7 +80,4 @@ def item_table(statistics: Statistics, at: float) -> pa.Table:
     stamps = pa.array(np.full(len(statistics.item_ids), round(at * 1e6), np.int64)).cast(_STAMP[1])
     values = item_values(statistics).T, statistics.fresh.T
     arrays = [statistics.item_ids.tolist(), stamps, *values[0], *values[1]]
-    return pa.Table.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(arrays, ITEM_COLUMNS, strict=True)],
-        schema=ITEM_COLUMNS,
-    )
+    return pa.table(dict(zip(ITEM_COLUMNS.names, arrays, strict=True)), ITEM_COLUMNS)

@@ -186,11 +186,8 @@ class Statistics:
         return []
 
     def codes(self, item_ids: list[str] | tuple[str, ...]) -> np.ndarray:
-        """Return the codes of those ids that the catalogue knows, in the order given, int64."""
-        text = "\n".join(item_ids).encode("utf-8", "surrogatepass")
-        codes = self.codes_in(text, len(item_ids))
-        if len(codes) < len(item_ids):  # an id with a line break counts as several ids there
-            codes = np.array([self.code_of.get(item, NO_ITEM) for item in item_ids], np.int64)
+        """Return the codes of those ids that the catalogue knows, in the order given, int64; see `is_id`."""
+        codes = self.codes_in("\n".join(item_ids).encode("utf-8", "surrogatepass"), len(item_ids))
         return codes[codes >= 0]
 
 

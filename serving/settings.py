@@ -278,7 +278,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the RECO_ variables that match no setting: probably misspelt, and without effect."""
     environ = os.environ if environ is None else environ
     known = {*_variables().values(), *KAFKA_VARIABLES.values()}
-    names = {*environ} - {CONFIG} | {name.upper() for name in dotenv_names(environ)}  # any case is read there
+    names = {*environ} - {CONFIG} | {*dotenv_names(environ)}
     return sorted(name for name in names if name.startswith(PREFIX) and name not in known)
 
 

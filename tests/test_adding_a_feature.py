@@ -97,7 +97,7 @@ def test_the_second_training_is_not_compared_with_a_champion_that_this_code_cann
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages with the feature added: two files changed, a function and a line."""
     clone = tmp_path_factory.mktemp("clone")
-    copy_packages(clone, "feature_repo", "serving", "components", "tests")
+    copy_packages(clone, "feature_repo", "serving", "components")
     transforms, schema = (clone / "feature_repo" / f"{name}.py" for name in ("transforms", "schema"))
     transforms.write_text(f"{transforms.read_text('utf-8')}\n\n{FUNCTION}", "utf-8")
     before, after = schema.read_text("utf-8").split("ITEM: tuple", 1)
@@ -118,9 +118,3 @@ def test_models_view_snapshot_and_both_stores_have_the_value_of_the_function(
     from feature_repo.schema import schema_hash
 
     assert last_line(PUBLISH + CHECK, tmp_path, clone) != schema_hash(), "an older bundle is refused"
-
-
-@pytest.mark.slow
-def test_no_test_of_the_schema_has_to_change(clone: Path) -> None:
-    program = "import sys, pytest; print(int(pytest.main(['-q', sys.argv[1]])))"
-    assert last_line(program, Path("tests/feature_repo/test_schema.py"), clone) == "0"

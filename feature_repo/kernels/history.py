@@ -67,8 +67,8 @@ def summarise(
             more = np.float64(np.float32(line_paid)) - np.float64(np.float32(paid_before))
             spend += more
             saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(saved_before))
-            week_spend += _if_since(now - 7 * DAY_S, time, more)
-            months_spend += _if_since(now - 60 * DAY_S, time, more)
+            week_spend += more if time >= now - 7 * DAY_S else 0.0
+            months_spend += more if time >= now - 60 * DAY_S else 0.0
             if again:
                 continue
             lines += 1
@@ -124,12 +124,6 @@ def summarise(
         ]
     )
     return count, values, totals
-
-
-@compiled
-def _if_since(begin: float, time: float, amount: float) -> float:
-    """Return an amount if its time is not before `begin`, 0 otherwise."""
-    return amount if time >= begin else 0.0
 
 
 @compiled

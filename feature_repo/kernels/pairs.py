@@ -8,7 +8,7 @@ candidates: a call for each feature would cost more than its arithmetic.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +26,6 @@ Views = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 Catalogue = tuple[
     np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray
 ]
-
-
-class _HasPairs(Protocol):
-    pairs: np.ndarray
 
 
 class PairFeature(IntEnum):
@@ -92,7 +88,7 @@ class PairFeature(IntEnum):
         """The name, as a function has it."""
         return self.name
 
-    def __call__(self, rows: _HasPairs) -> np.ndarray:
+    def __call__(self, rows: Any) -> np.ndarray:
         """Return the feature for each candidate."""
         row: np.ndarray = rows.pairs[self]
         return row

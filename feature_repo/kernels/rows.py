@@ -64,19 +64,6 @@ def begin_rows(
 
 
 @compiled
-def within(rows: np.ndarray, limit: float) -> bool:
-    """Say whether all numbers of (n, columns) float32 are between -limit and limit; NaN is not."""
-    # A float's bits without the sign, read as an integer, keep the order of its absolute value; NaN is the
-    # largest. Comparing integers lets the compiler handle many numbers at once.
-    most = np.uint32(0)
-    for bits in rows.view(np.uint32).ravel():
-        most = max(most, bits & np.uint32(0x7FFFFFFF))
-    largest = np.empty(1, np.uint32)
-    largest[0] = most
-    return bool(largest.view(np.float32)[0] <= limit)
-
-
-@compiled
 def put_columns(rows: np.ndarray, columns: np.ndarray, values: np.ndarray) -> None:
     """Write some columns of rows, row by row: one pass over memory, not one for each column.
 

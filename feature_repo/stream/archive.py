@@ -77,7 +77,11 @@ def read_archive(
     if event_type is not None:
         of_type = pc.field("event_type") == event_type
         chosen = of_type if chosen is None else chosen & of_type
-    tables = _again_if_merged(lambda: _read_segments(archive, chosen))
+    tables = _again_if_merged(
+        lambda: [
+            _read(file, filters=chosen, schema=ARCHIVE_SCHEMA) for file in sorted(archive.glob("*.parquet"))
+        ]
+    )
     if not tables:
         return ARCHIVE_SCHEMA.empty_table()
     events = pa.concat_tables(tables)
@@ -119,11 +123,6 @@ def _again_if_merged(read: Callable[[], Read]) -> Read:
         with contextlib.suppress(FileNotFoundError):
             return read()
     return read()
-
-
-def _read_segments(archive: Path, chosen: pc.Expression | None) -> list[pa.Table]:
-    files = sorted(archive.glob("*.parquet"))
-    return [_read(file, filters=chosen, schema=ARCHIVE_SCHEMA) for file in files]
 
 
 def _read(file: Path, **options: Any) -> pa.Table:
@@ -215,26 +214,17 @@ def streamed_users(archive: Path, partitions: Collection[int]) -> set[str]:
 
 
 def merge_segments(
-    archive: Path,
-    partition: int,
-    kept: Callable[[pa.Table], pa.Table] = lambda events: events,
-    most: int = MOST_SEGMENTS,
-    whole_rows: int = WHOLE_ROWS,
+    archive: Path, partition: int, kept: Callable[[pa.Table], pa.Table] = lambda events: events
 ) -> None:
     """Merge a partition's small segments into one; a concurrent reader sees every event, once or twice.
 
-    Args:
-        archive: the folder.
-        partition: whose segments.
-        kept: leaves out events that were forgotten since their segment was written.
-        most: so many segments stay apart.
-        whole_rows: a segment with so many rows is not merged again.
+    `kept` leaves out events that were forgotten since their segment was written.
     """
     segments = [(file, first, last) for file, (own, first, last) in _streamed(archive) if own == partition]
-    if len(segments) <= most:
+    if len(segments) <= MOST_SEGMENTS:
         return
-    segments = [one for one in segments if pq.read_metadata(one[0]).num_rows < whole_rows]
-    if len(segments) <= most:
+    segments = [one for one in segments if pq.read_metadata(one[0]).num_rows < WHOLE_ROWS]
+    if len(segments) <= MOST_SEGMENTS:
         return
     whole = kept(pa.concat_tables([_read(file, schema=ARCHIVE_SCHEMA) for file, *_ in segments]))
     name = streamed_name(

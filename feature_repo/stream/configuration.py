@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from feature_repo.ids import closest
-
-if TYPE_CHECKING:
-    from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 CONFIG = "RECO_CONFIG"
 TOML_FILE, DOTENV_FILE, NO_FILE = "reco.toml", ".env", "off"
@@ -100,45 +97,74 @@ def read_values(
         error: raised for an invalid value, naming the place, the value and the expected one.
         only: fields to read; empty means all.
     """
-    from pydantic import ValidationError
-
     environ = os.environ if environ is None else environ
-    own = {f.name: f for f in fields(kind) if not only or f.name in only}
-    texts = {n: environ.get(variables[n], "") for n in own}
-    texts = {n: text if own[n].metadata["verbatim"] else text.strip() for n, text in texts.items()}
     file = _toml_file(environ, error)
-    rows = _rows(kind, table, file, error)
-    given = {variables[n]: text for n, text in texts.items() if text}
-    stored = {variables[n]: value for n, value in rows.items() if n in own}
-    dotenv = None if environ.get(CONFIG, "").strip() == NO_FILE else DOTENV_FILE
-    model = _model(kind, own, variables, given, stored, dotenv)
+    rows, dotenv = _rows(kind, table, file, error), _dotenv(environ, error)
+    hints, values = get_type_hints(kind), {}
+    for f in fields(kind):
+        if only and f.name not in only:
+            continue
+        variable = variables[f.name]
+        text = environ.get(variable, "")
+        places = (
+            (text if f.metadata["verbatim"] else text.strip(), variable),
+            (dotenv.get(variable), f"{variable} in {DOTENV_FILE}"),
+            (rows.get(f.name), f"{f.name} in {file}"),
+        )
+        value, place = next((one for one in places if one[0] not in (None, "")), (None, ""))
+        if place:
+            values[f.name] = _checked(value, hints[f.name], f.metadata, place, error)
+    return values
+
+
+def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], place: str, error: type[Exception]) -> Any:
+    """Return the value of a field; refuse an invalid one."""
+    from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+    kind = TypeAdapter(Annotated[hint, Field(**metadata["limits"])], config=ConfigDict(allow_inf_nan=False))
     try:
-        if dotenv and Path(dotenv).is_file():
-            _check_dotenv(Path(dotenv), error)
-        checked = model()
-    except ValidationError as invalid:
-        raise error(_message(invalid, kind, variables, given, stored, str(file))) from None
+        if isinstance(value, bool) and hint is not bool:
+            raise ValueError  # `true` in the TOML file, which pydantic takes for 1
+        checked = kind.validate_python(value)
+        if metadata["check"]:
+            metadata["check"](checked)
+        return checked
+    except ValueError as invalid:
+        why = "" if isinstance(invalid, ValidationError) else str(invalid)
+    shown = repr(value)
+    if metadata["secret"]:
+        scheme, is_url, _ = str(value).partition("://")
+        shown = f"a {scheme!r} URL" if is_url and scheme.isidentifier() else "invalid (not shown)"
+    raise error(f"{place} is {shown}; expected {metadata['expected']}{f' ({why})' if why else ''}")
+
+
+def _dotenv(environ: Mapping[str, str], error: type[Exception]) -> dict[str, str | None]:
+    """Return the variables that `.env` names, in capitals, if it is read.
+
+    Lines that the library would pass over are refused: a setting on them, a token perhaps, would be off.
+    """
+    if environ.get(CONFIG, "").strip() == NO_FILE or not Path(DOTENV_FILE).is_file():
+        return {}
+    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
+
+    try:
+        with open(DOTENV_FILE, encoding="utf-8") as stream:
+            lines = list(parse_stream(stream))
     except (OSError, UnicodeDecodeError) as unreadable:
         raise error(
             f"{DOTENV_FILE} cannot be read ({type(unreadable).__name__}); expected lines VARIABLE=VALUE"
         ) from None
-    return {name: _plain(getattr(checked, name)) for name in own if name in checked.model_fields_set}
-
-
-def _check_dotenv(file: Path, error: type[Exception]) -> None:
-    """Refuse lines that the library would pass over: a setting on them, a token perhaps, would be off."""
-    from dotenv.parser import parse_stream
-
-    with file.open(encoding="utf-8") as stream:
-        for line in parse_stream(stream):
-            key, value, text = line.key or "", line.value or "", line.original.string
-            is_ours = "RECO_" in f"{key}{value}".upper()
-            if line.error or (is_ours and (line.value is None or '"' in key or "\n" in value)):
-                blank = text[: len(text) - len(text.lstrip())].count("\n")
-                raise error(
-                    f"{file}, line {line.original.line + blank}: expected VARIABLE=VALUE, with a quote at "
-                    "both ends of the value or at none"
-                )
+    for line in lines:
+        key, value, text = line.key or "", line.value or "", line.original.string
+        is_ours = "RECO_" in f"{key}{value}".upper()
+        if line.error or (is_ours and (line.value is None or '"' in key or "\n" in value)):
+            blank = text[: len(text) - len(text.lstrip())].count("\n")
+            raise error(
+                f"{DOTENV_FILE}, line {line.original.line + blank}: expected VARIABLE=VALUE, with a quote at "
+                "both ends of the value or at none"
+            )
+    return {name.upper(): value for name, value in dotenv_values(DOTENV_FILE).items()}
 
 
 def has_files(environ: Mapping[str, str]) -> bool:
@@ -149,14 +175,10 @@ def has_files(environ: Mapping[str, str]) -> bool:
 
 
 def dotenv_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that `.env` names, if it is read; none if it cannot be read."""
-    if environ.get(CONFIG, "").strip() == NO_FILE or not Path(DOTENV_FILE).is_file():
-        return []
-    from dotenv import dotenv_values
-
+    """Return the variables that `.env` names, in capitals, if it is read; none if it cannot be read."""
     try:
-        return list(dotenv_values(DOTENV_FILE))
-    except (OSError, UnicodeDecodeError):
+        return list(_dotenv(environ, ValueError))
+    except ValueError:
         return []
 
 
@@ -200,95 +222,3 @@ def _rows(kind: type, table: str, file: Path | None, error: type[Exception]) -> 
             raise error(f"{file} has an unknown setting {name!r}: {closest(name, known)}")
     # As in a variable, an empty text means the default.
     return {name: value for name, value in rows.items() if not isinstance(value, str) or value.strip()}
-
-
-def _model(
-    kind: type,
-    own: Mapping[str, Field[Any]],
-    variables: Mapping[str, str],
-    given: dict[str, Any],
-    stored: dict[str, Any],
-    dotenv: str | None,
-) -> type[BaseSettings]:
-    """Return a model of pydantic-settings, whose creation reads the three places."""
-    from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, create_model
-    from pydantic_settings import BaseSettings, InitSettingsSource, SettingsConfigDict
-
-    class Places(BaseSettings):
-        model_config = SettingsConfigDict(
-            extra="ignore",
-            env_file=dotenv,
-            env_ignore_empty=True,
-            allow_inf_nan=False,
-            validate_default=False,
-        )
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (
-                InitSettingsSource(settings_cls, given),
-                dotenv_settings,
-                InitSettingsSource(settings_cls, stored),
-            )
-
-    hints = get_type_hints(kind)
-    columns: dict[str, Any] = {}
-    for name, f in own.items():
-        hint: Any = SecretStr if f.metadata["secret"] and hints[name] is str else hints[name]
-        if hint in (int, float):
-            hint = Annotated[hint, BeforeValidator(_no_switch)]
-        if check := f.metadata["check"]:
-            hint = Annotated[hint, AfterValidator(_checking(check))]
-        columns[name] = (hint, Field(f.default, validation_alias=variables[name], **f.metadata["limits"]))
-    return create_model(kind.__name__, __base__=Places, **columns)
-
-
-def _checking(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def checked(value: Any) -> Any:
-        check(_plain(value))
-        return value
-
-    return checked
-
-
-def _no_switch(value: Any) -> Any:
-    if isinstance(value, bool):  # `true` in the TOML file, which pydantic takes for 1
-        raise ValueError
-    return value
-
-
-def _plain(value: Any) -> Any:
-    reveal = getattr(value, "get_secret_value", None)
-    return reveal() if reveal else value
-
-
-def _message(
-    invalid: Any,
-    kind: type,
-    variables: Mapping[str, str],
-    given: Mapping[str, Any],
-    stored: Mapping[str, Any],
-    file: str,
-) -> str:
-    first = invalid.errors(include_url=False)[0]
-    variable = first["loc"][0]
-    name = next(n for n, v in variables.items() if v == variable)
-    metadata = next(f.metadata for f in fields(kind) if f.name == name)
-    value = _plain(first["input"])
-    place = variable
-    if variable not in given:
-        is_stored = variable in stored and stored[variable] is first["input"]  # NaN differs from itself
-        place = f"{name} in {file}" if is_stored else f"{variable} in {DOTENV_FILE}"
-    why = str(first.get("ctx", {}).get("error", ""))
-    shown = repr(value)
-    if metadata["secret"]:
-        scheme, is_url, _ = str(value).partition("://")
-        shown = f"a {scheme!r} URL" if is_url and scheme.isidentifier() else "invalid (not shown)"
-    return f"{place} is {shown}; expected {metadata['expected']}{f' ({why})' if why else ''}"

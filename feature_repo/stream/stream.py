@@ -16,8 +16,8 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ import redis
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    KafkaError,
     KafkaException,
     Message,
     TopicPartition,
@@ -70,15 +69,6 @@ OFFSET_BITS = 48  # of a version; the bits above count how often the topic was m
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
 
-@dataclass
-class _Unarchived:
-    """Folded events that are not archived: those of each partition, and the position behind them."""
-
-    events: dict[int, list[Event]] = field(default_factory=dict)
-    versions: dict[int, list[int]] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-
-
 class Stream:
     """One consumer of the group: it owns some partitions and the rows of all users in them."""
 
@@ -94,9 +84,9 @@ class Stream:
         self.letters = DeadLetters(settings, self.counts)
         self._home, self._archive = home, home / "offline_store" / EVENTS
         self._rows, self._settings = rows, settings
-        self._waiting = _Unarchived()
-        self._held: list[Message] = []  # consumed while the store was away: for the next turn
-        self._lost: set[int] = set()  # partitions that were revoked while this turn's messages waited
+        # Folded, but not archived: events and versions of each partition, and the positions behind them.
+        self._waiting: defaultdict[int, list[tuple[Event, int]]] = defaultdict(list)
+        self._positions: dict[int, int] = {}
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
         self._newest = 0.0  # time of the latest event folded
@@ -111,17 +101,17 @@ class Stream:
 
     def run(self, stop: threading.Event, on_ready: Callable[[], None] | None = None) -> None:
         """Fold until `stop` is set, then archive and commit the folded events."""
+        self._stop = stop
         asking = threading.Thread(target=self._ask_broker, args=(over := threading.Event(),), daemon=True)
         asking.start()
         try:
-            self._run(stop, on_ready)
+            self._run(on_ready)
         finally:
             over.set()
             asking.join()
 
-    def _run(self, stop: threading.Event, on_ready: Callable[[], None] | None) -> None:
-        self._stop = stop
-        self._insist(self._beat, stop)
+    def _run(self, on_ready: Callable[[], None] | None) -> None:
+        self._insist(self._beat)
         self._report()
         self._consumer.subscribe(
             [self._settings.events_topic], on_assign=self._assigned, on_revoke=self._revoked
@@ -129,8 +119,8 @@ class Stream:
         if on_ready is not None:
             on_ready()
         try:
-            while not stop.is_set():
-                self.turn(stop)
+            while not self._stop.is_set():
+                self._turn()
         except BaseException:
             try:
                 self._settle()
@@ -145,35 +135,31 @@ class Stream:
             # Without an assignment it is still joining the group. Some brokers never recover from a member
             # that leaves at this point; a silent member only expires with its session.
 
-    def turn(self, stop: threading.Event) -> None:
+    def _turn(self) -> None:
         """Handle new messages, and archive and send the heartbeat when they are due."""
-        brought = self._consumer.consume(TURN_MESSAGES, 0 if self._held else TURN_S)
-        messages, self._held = self._held + brought, []  # in this order: consuming may revoke partitions
-        if messages:
-            self._take(messages, stop)
+        if messages := self._consumer.consume(TURN_MESSAGES, TURN_S):
+            self._take(messages)
         now = time.monotonic()
-        waiting = sum(map(len, self._waiting.events.values()))
+        waiting = sum(map(len, self._waiting.values()))
         if now - self._archived_at >= ARCHIVE_S or waiting >= ARCHIVE_EVENTS:
             self._settle()
         if now - self._beat_at >= BEAT_S:
             # Two processes in step would overwrite each other's times.
             self._beat_at = now - random.uniform(0, BEAT_S / 2)
             self._forget()
-            self._insist(self._beat, stop)
+            self._insist(self._beat)
             self._report()
 
     # ------------------------------------------------------------------------------------------- messages
 
-    def _take(self, messages: list[Message], stop: threading.Event) -> None:
+    def _take(self, messages: list[Message]) -> None:
         taken: list[tuple[int, Event, int]] = []  # partition, event, version
         positions: dict[int, int] = {}
         now = time.time()
-        self._lost.clear()
         self._forget()
         for message in messages:
             if error := message.error():
-                if error.code() != KafkaError._PARTITION_EOF:
-                    log.warning("the broker says: %s", error.str())
+                log.warning("the broker says: %s", error.str())
                 continue
             _, partition, offset = place_of(message)
             positions[partition] = offset + 1
@@ -187,22 +173,15 @@ class Stream:
                 continue
             taken.append((partition, event, self._generation.get(partition, 0) << OFFSET_BITS | offset))
         if taken:
-            self._insist(lambda: self._fold(self._own(taken)), stop)
-        for partition, event, version in self._own(taken):
-            self._waiting.events.setdefault(partition, []).append(event)
-            self._waiting.versions.setdefault(partition, []).append(version)
+            self._insist(lambda: self._fold(taken))
+        for partition, event, version in taken:
+            self._waiting[partition].append((event, version))
             self.counts.events += 1
         # Only now: events that were not folded must come again.
-        self._waiting.positions |= {one: end for one, end in positions.items() if one not in self._lost}
-
-    def _own(self, taken: list[tuple[int, Event, int]]) -> list[tuple[int, Event, int]]:
-        """Leave out events of revoked partitions: they come again, to the partition's next consumer."""
-        return [one for one in taken if one[0] not in self._lost]
+        self._positions |= positions
 
     def _fold(self, taken: list[tuple[int, Event, int]]) -> None:
         """Fold events into their users' rows."""
-        if not taken:
-            return
         new = dict(rows_of(events_table([one[1] for one in taken], [one[2] for one in taken])))
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
@@ -244,20 +223,20 @@ class Stream:
     def _settle(self) -> None:
         """Archive the folded events, flush the dead letters, then commit: this order survives any crash."""
         self._archived_at = time.monotonic()
-        waiting = self._waiting
-        for partition in list(waiting.events):
-            events = self._kept(events_table(waiting.events[partition], waiting.versions[partition]))
+        for partition in list(self._waiting):
+            waiting, versions = map(list, zip(*self._waiting[partition], strict=True))
+            events = self._kept(events_table(waiting, versions))
             if len(events):
                 first, last = (end(events["version"].to_pylist()) for end in (min, max))
                 write_segment(self._archive, events, streamed_name(partition, first, last))
-            del waiting.events[partition], waiting.versions[partition]
+            del self._waiting[partition]
             merge_segments(self._archive, partition, self._kept)
         if not self.letters.flush(1):
             return  # the broker is away and cannot commit either: try again next time
-        if waiting.positions:
+        if self._positions:
             topic = self._settings.events_topic
-            positions = [TopicPartition(topic, *place) for place in waiting.positions.items()]
-            waiting.positions = {}
+            positions = [TopicPartition(topic, *place) for place in self._positions.items()]
+            self._positions = {}
             try:
                 self._consumer.commit(offsets=positions, asynchronous=False)
             except KafkaException as error:
@@ -333,8 +312,6 @@ class Stream:
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
-        self._held.clear()  # not committed: they come again, to the partition's next consumer
-        self._lost |= {one.partition for one in partitions}
         self._settle()
         self._rows.reopen()
 
@@ -371,12 +348,7 @@ class Stream:
             self._name = name
 
     def _report(self) -> None:
-        """Write the state into `stream.json`, for people: a disk that is full is not the store that is away.
-
-        Raises:
-            OSError: naming the file.
-        """
-        file = self._home / "stream.json"
+        """Write the state for people. An error ends the stream: a full disk is no store that is away."""
         state = {
             "updated_at": time.time(),
             "pid": os.getpid(),
@@ -385,10 +357,7 @@ class Stream:
             "broker_silent_s": round(time.monotonic() - self._answered_at, 1),
             **vars(self.counts),
         }
-        try:
-            write_file(file, json.dumps(state))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file)) from error
+        write_file(self._home / "stream.json", json.dumps(state))
 
     def _look_after_rows(self) -> bytes | None:
         """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.
@@ -440,33 +409,29 @@ class Stream:
         at = [one.offset if one.offset >= 0 else first for one, first in zip(places, began, strict=True)]
         return sum(max(end - offset, 0) for end, offset in zip(ends, at, strict=True))
 
-    def _insist(self, act: Callable[[], Any], stop: threading.Event) -> Any:
-        """Retry an action on the store until it works: rows get stale meanwhile, but no event is lost."""
-        held, said = False, ""
-        try:
-            while True:
-                try:
-                    return act()
-                except STORE_ERRORS as error:
-                    self.counts.store_failures += 1
-                    if (why := type(error).__name__) != said:
-                        said = why
-                        log.warning(
-                            "the online store cannot be used (%s): trying until it can; RECO_STORE_URL and "
-                            "RECO_STORE_PASSWORD say where it is",
-                            why,
-                        )
-                    if stop.is_set():
-                        raise ConnectionError(
-                            f"stopped while the online store could not be used ({why}): events that were not "
-                            "folded come again"
-                        ) from error
-                    held = True
-                    stop.wait(RETRY_S)
-                    # Polling keeps the membership in the group; a message here is of a new partition.
-                    self._consumer.pause(self._consumer.assignment())
-                    if (message := self._consumer.poll(0)) is not None:
-                        self._held.append(message)
-        finally:
-            if held:
-                self._consumer.resume(self._consumer.assignment())
+    def _insist(self, act: Callable[[], Any]) -> Any:
+        """Retry an action on the store until it works: rows get stale meanwhile, but no event is lost.
+
+        Nothing is consumed meanwhile. After minutes the group gives the partitions to another consumer, which
+        writes their users' rows: so all rows are read again.
+        """
+        said = ""
+        while True:
+            try:
+                return act()
+            except STORE_ERRORS as error:
+                self.counts.store_failures += 1
+                if (why := type(error).__name__) != said:
+                    said = why
+                    log.warning(
+                        "the online store cannot be used (%s): trying until it can; RECO_STORE_URL and "
+                        "RECO_STORE_PASSWORD say where it is",
+                        why,
+                    )
+                if self._stop.is_set():
+                    raise ConnectionError(
+                        f"stopped while the online store could not be used ({why}): events that were not "
+                        "folded come again"
+                    ) from error
+                self._rows.drop(self._rows.users())
+                self._stop.wait(RETRY_S)

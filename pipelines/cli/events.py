@@ -97,7 +97,7 @@ def replay_log(context: Context, last: int) -> None:
 )
 @click.option(
     "--speed",
-    type=float,
+    type=click.FloatRange(0),
     default=0.0,
     show_default=True,
     help="Seconds of data per second; 0 is as fast as possible.",
@@ -108,10 +108,18 @@ def replay_log(context: Context, last: int) -> None:
 @click.option(
     "--endpoint", default="", metavar="URL", help="Ask it before each basket, as the shopper would."
 )
-@click.option("--duplicates", type=float, default=0.0, help="Share of events that are sent twice.")
-@click.option("--out-of-order", type=float, default=0.0, help="Share of events that are sent too late.")
-@click.option("--within", type=int, default=1_000, show_default=True, help="By how many events at most.")
-@click.option("--poison", type=float, default=0.0, help="Share of invalid messages in between.")
+@click.option(
+    "--duplicates", type=click.FloatRange(0, 1), default=0.0, help="Share of events that are sent twice."
+)
+@click.option(
+    "--out-of-order", type=click.FloatRange(0, 1), default=0.0, help="Share of events that are sent too late."
+)
+@click.option(
+    "--within", type=click.IntRange(1), default=1_000, show_default=True, help="By how many events at most."
+)
+@click.option(
+    "--poison", type=click.FloatRange(0, 1), default=0.0, help="Share of invalid messages in between."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Chooses these events.")
 @common_options
 def replay_data(

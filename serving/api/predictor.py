@@ -12,8 +12,7 @@ import numpy as np
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput
 
-from feature_repo.kernels.rows import within
-from feature_repo.schema import CATEGORICAL, DENSE_NAMES, LIMIT
+from feature_repo.schema import CATEGORICAL, DENSE_NAMES, LIMIT, is_within_limit
 from serving.checkout.checkout import Checkout
 from serving.errors import Overloaded
 from serving.schemas import PRIORITIES, read_call
@@ -61,7 +60,7 @@ class Predictor(Model):
         categorical = _rows(tensors, "categorical", len(CATEGORICAL))
         if len(dense) != len(categorical):
             raise InvalidInput(f"dense has {len(dense)} rows and categorical {len(categorical)}")
-        if not within(dense, LIMIT):
+        if not is_within_limit(dense):
             raise InvalidInput(f"dense holds a number that is not from -{LIMIT:g} to {LIMIT:g}")
         # After the checkouts of this endpoint: rows of others must not take the time of shoppers.
         # They count from here: the queue of checkouts decides, not the time that their tensors took to read.

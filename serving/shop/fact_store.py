@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from feature_repo.facts import Fact, Facts, parse_fact, unranked, user_of
+from feature_repo.facts import Fact, parse_fact, unranked, user_of, valid_facts
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS
 from serving.redis.address import parse_redis_url
@@ -82,7 +82,7 @@ class SqliteFactStore:
 
     def write(self, facts: Sequence[Fact]) -> int:
         """Keep the facts that win against the stored ones; on an error, none is written."""
-        rows = Facts(facts).ranked()
+        rows = valid_facts(facts)
         with self._as_unavailable(), self._lock:
             connection = self._current(make=True)
             with connection:
@@ -207,7 +207,7 @@ class RedisFactStore:
 
     def write(self, facts: Sequence[Fact]) -> int:
         """Keep the facts that win against the stored ones; each call of the script is atomic."""
-        rows = Facts(facts).ranked()
+        rows = valid_facts(facts)
         changed = 0
         for start in range(0, len(rows), WRITE_PAGE):
             arguments = [part for row in rows[start : start + WRITE_PAGE] for part in row]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feature_repo.kernels.candidates import best, best_rows
+from feature_repo.kernels.candidates import best
 from feature_repo.kernels.compiled import compiled
 from feature_repo.queries import Query
 from feature_repo.statistics import Statistics
@@ -389,10 +389,19 @@ def best_of(
         places = np.concatenate([places, np.flatnonzero(more)])
     history = query.history
     own = query.statistics.find(history.items, candidates.codes[places])
-    columns = best_rows(
-        places, scores, candidates.codes, candidates.source, own, history.count, history.last_at
+    bought, times, at = own >= 0, np.zeros(len(places), np.uint16), np.zeros(len(places))
+    times[bought] = np.minimum(history.count[own[bought]], 65_535)
+    at[bought] = history.last_at[own[bought]]
+    return Ranked(
+        candidates.codes[places].astype(np.int32),
+        scores[places],
+        candidates.source[places],
+        times,
+        at,
+        weighed[places],
+        best=first,
+        whole=len(places) >= len(candidates.codes),
     )
-    return Ranked(*columns, weighed[places], best=first, whole=len(places) >= len(candidates.codes))
 
 
 def _of_kinds(

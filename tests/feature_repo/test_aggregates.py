@@ -208,13 +208,6 @@ def test_before_is_strict_and_the_packed_part_drops_later_items() -> None:
     assert summary_of(past, MONDAY + 60)[0].items.tolist() == ["tea"]
 
 
-def test_a_history_without_purchases_is_empty() -> None:
-    for row in (no_events(), row_of([(1, (MONDAY, "tea", CLICK, 1, 0.0))])):
-        history, totals = summary_of(row, MONDAY + 1)
-        assert len(history.items) == totals.baskets == 0
-        assert history.decayed.shape == (3, 0)
-
-
 def test_codes_and_ids_fold_to_the_same_row() -> None:
     ids = np.array(["bread", "milk", "tea"])
     named = row_of([(i, (MONDAY + i, str(ids[i % 3]), PURCHASE, i, 1.0)) for i in range(9)])

@@ -7,20 +7,12 @@ import pytest
 
 from feature_repo import transforms as t
 from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
-from feature_repo.queries import HOUR_S, Query, Rows, User, bought_together
+from feature_repo.queries import HOUR_S, Query, Rows, User
 from feature_repo.schema import model_inputs
 from feature_repo.statistics import Statistics
-from tests.feature_repo.conftest import BREAD, BUTTER, JAM, MILK, NOW, TEA, UNKNOWN
+from tests.feature_repo.conftest import JAM, MILK, NOW, TEA, UNKNOWN
 
 MakeRow = Callable[..., UserEvents]
-
-
-def test_partners_of_several_items_add_up(statistics: Statistics) -> None:
-    partners = bought_together(statistics, np.array([BUTTER, JAM]))
-    assert partners.codes.tolist() == [BREAD]
-    np.testing.assert_allclose(partners.sums[0], [4 / (4**0.7 * 16**0.3) + 2 / (4**0.7 * 16**0.3)], rtol=1e-6)
-    np.testing.assert_allclose(partners.largest[0], [4 / (4**0.7 * 16**0.3)], rtol=1e-6)
-    assert partners.links.tolist() == [2]
 
 
 def test_a_single_candidate_has_the_same_features_as_among_others(rows: Rows) -> None:
@@ -41,13 +33,6 @@ def test_the_history_of_a_query_lacks_unknown_items(statistics: Statistics, row_
 
 def user(row: UserEvents) -> User:
     return User(row, float(NOW))
-
-
-def test_a_user_has_only_events_before_the_moment(row_of: MakeRow) -> None:
-    row = row_of([(NOW + after, [MILK], 1.0, 0.0) for after in (-1e-6, 0, 1e-6)], [(NOW, TEA, CLICK)])
-    assert len(user(row).events) == 1
-    assert t.user_basket_count(user(row)) == 1
-    assert t.user_clicks_10m(user(row)) == 0
 
 
 def test_a_very_long_session_is_counted_to_its_end(row_of: MakeRow) -> None:
@@ -78,11 +63,6 @@ def test_a_window_counts_from_a_moment_on(row_of: MakeRow) -> None:
     assert (day.baskets, day.distinct().tolist(), day.paid.sum()) == (1, [MILK], 1.0)
     assert user(row).window(HOUR_S, CLICK).codes().tolist() == [JAM]
     assert user(no_events(np.int64)).window(DAY_S).baskets == 0
-
-
-def test_spend_per_line(row_of: MakeRow) -> None:
-    assert user(row_of([(NOW - 60, [MILK, TEA], 5.0, 0.0)])).spend_per_line == 2.5
-    assert user(no_events(np.int64)).spend_per_line == 0
 
 
 def test_the_last_items_are_bought_or_clicked(row_of: MakeRow) -> None:

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
 from feature_repo.queries import Query, Rows, User
-from feature_repo.schema import FRESH, ITEM, USER, model_inputs
-from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, USER_COLUMNS, item_table, user_table
+from feature_repo.schema import ITEM, USER, model_inputs
+from feature_repo.snapshots import HISTORY, item_table, user_table
 from feature_repo.statistics import Statistics
 from tests.feature_repo.conftest import Fitted
 
@@ -30,19 +29,6 @@ def row(row_of: MakeRow) -> UserEvents:
         [(MONDAY, ["item-002", "item-004"], 8.0, 2.0), (MONDAY + 3 * DAY_S, ["item-002"], 4.0, 0.0)],
         [(MONDAY + 3 * DAY_S + 60, "item-006", CLICK)],
     )
-
-
-def test_the_columns_are_the_schema_and_nothing_else(row: UserEvents, statistics: Statistics) -> None:
-    assert USER_COLUMNS.names == [
-        "user_id",
-        "event_timestamp",
-        HISTORY,
-        *(feature.__name__ for feature in USER),
-    ]
-    of_items = [feature.__name__ for feature in (*ITEM, *FRESH)]
-    assert ITEM_COLUMNS.names == ["item_id", "event_timestamp", *of_items]
-    assert user_table([("ann", row)]).schema == user_table([]).schema == USER_COLUMNS
-    assert item_table(statistics, MONDAY).schema == ITEM_COLUMNS
 
 
 def test_a_row_holds_the_events_strictly_before_its_stamp(row: UserEvents) -> None:
@@ -71,13 +57,6 @@ def test_without_a_time_a_row_is_stamped_just_after_its_last_event(row: UserEven
     assert bob["event_timestamp"] == datetime(2024, 1, 1, 0, 0, 0, 123_457, UTC)
     assert ann["event_timestamp"] == datetime(2024, 1, 4, 0, 1, 0, 1, UTC)
     assert ann["user_clicks_10m"] == 1
-
-
-@pytest.mark.parametrize("micros", [0, 1, 333_333, 999_999])
-def test_the_stamp_keeps_its_microseconds(micros: int, row: UserEvents) -> None:
-    at = pd.Timestamp("2024-03-01", tz="UTC") + pd.Timedelta(microseconds=micros)
-    stamps = user_table([("ann", row)], at.timestamp())["event_timestamp"]
-    assert stamps.cast(pa.int64()).to_pylist() == [at.value // 1_000]
 
 
 def test_the_values_equal_the_inputs_of_the_model(row: UserEvents, statistics: Statistics) -> None:

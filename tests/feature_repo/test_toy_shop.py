@@ -28,9 +28,3 @@ def test_the_held_out_item_is_a_favourite_not_seen_in_the_test_weeks_and_not_in_
         before = (own["at"] < cut).sum()
         assert before > 35
         assert (own["at"] >= cut).sum() < before / 4
-
-
-def test_it_scales() -> None:
-    shop = toy_dataset(users=20, items=400, weeks=4)
-    assert len(shop.items) == 400
-    assert shop.events["basket_id"].nunique() == 20 * 4 * 2

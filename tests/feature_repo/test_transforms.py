@@ -10,7 +10,7 @@ from feature_repo import transforms as t
 from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
 from feature_repo.kernels.pairs import PairFeature
 from feature_repo.queries import HOUR_S, MINUTE_S, Query, Rows, User
-from feature_repo.schema import DENSE_NAMES, ITEM, REQUEST, USER, model_inputs, tower_inputs
+from feature_repo.schema import DENSE_NAMES, USER, model_inputs, tower_inputs
 from feature_repo.statistics import Statistics
 from feature_repo.transforms import Feature
 from tests.feature_repo.conftest import BREAD, BUTTER, JAM, MILK, NOW, TEA, UNKNOWN
@@ -186,18 +186,6 @@ def test_absurd_numbers_stay_in_their_row(rows: Rows) -> None:
     ):
         np.testing.assert_allclose(dense[:, DENSE_NAMES.index(name)], expected, rtol=1e-6, err_msg=name)
     assert np.isfinite(dense).all()
-
-
-def test_each_feature_has_a_description() -> None:
-    assert len(set(DENSE_NAMES)) == len(DENSE_NAMES)
-    assert all(feature.__doc__ for feature in (*USER, *ITEM, *REQUEST))
-
-
-def test_tower_inputs_are_shifted_and_padded(rows: Rows) -> None:
-    inputs = tower_inputs(rows.query)
-    assert inputs["history"][0, :3].tolist() == [MILK + 1, TEA + 1, 0]
-    assert inputs["basket"][0, :2].tolist() == [BREAD + 1, 0]
-    assert inputs["history_weight"][0, 0] == pytest.approx(np.log1p(np.exp(-0.5) + np.exp(-1 / 6)), rel=1e-6)
 
 
 # -------------------------------------------------------------------------------- events in a window
@@ -399,12 +387,3 @@ def test_candidates_of_the_types_of_the_session(statistics: Statistics, row_of: 
     categorical[[BREAD, BUTTER], 0] = 0  # of unknown type: nothing is like them
     rows = seen(replace(statistics, categorical=categorical), row, BREAD, BUTTER, JAM)
     assert listed(PairFeature.session_same_type, rows) == [0, 0, 1]
-
-
-def test_a_user_without_views_has_no_rank_and_no_clicks(statistics: Statistics, row_of: MakeRow) -> None:
-    for row in (no_events(np.int64), row_of([], [(NOW - 60, UNKNOWN, CLICK)])):
-        rows = seen(statistics, row, BREAD, TEA)
-        assert PairFeature.user_item_last_rank(rows).tolist() == [10, 10]
-        assert listed(PairFeature.user_item_clicks_1h, rows) == [0, 0]
-        assert listed(PairFeature.user_item_impressions_7d, rows) == [0, 0]
-        assert listed(PairFeature.session_same_type, rows) == [0, 0]

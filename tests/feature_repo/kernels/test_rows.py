@@ -1,19 +1,8 @@
 """The columns of the ranker's input against numpy."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from feature_repo.kernels.rows import begin_rows, put_columns, within
-
-
-@given(st.lists(st.tuples(*[st.floats(width=32)] * 3), max_size=5))
-def test_numbers_within_a_limit(rows: list[tuple[float, float, float]]) -> None:
-    array = np.array(rows, np.float32).reshape(-1, 3)
-    expected = bool((np.abs(array) <= 1e9).all())
-    assert within(array, 1e9) == expected
-    assert not within(np.array([[0.0, np.nan]], np.float32), 1e9)
-    assert within(np.array([[-1e9, 1e9]], np.float32), 1e9)
+from feature_repo.kernels.rows import begin_rows, put_columns
 
 
 def test_rows_are_filled_from_their_parts() -> None:

@@ -1,6 +1,5 @@
 """Every event counts once, as it first arrived; a batch makes the same rows of them as a stream."""
 
-import errno
 import os
 import tracemalloc
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from feature_repo.aggregates import (
     summary_of,
 )
 from feature_repo.events import EVENT_SCHEMA
+from feature_repo.stream import archive
 from feature_repo.stream.archive import (
     ARCHIVE_SCHEMA,
     BASE,
@@ -77,10 +77,10 @@ def ids(events: pa.Table) -> list[str]:
 
 
 def test_an_archive_without_segments_is_empty(tmp_path: Path) -> None:
-    for archive in (tmp_path / "absent", tmp_path):
-        assert read_archive(archive).schema == ARCHIVE_SCHEMA
-        assert len(read_archive(archive, ["ann"])) == 0
-        assert list(rows_of(read_archive(archive))) == []
+    for folder in (tmp_path / "absent", tmp_path):
+        assert read_archive(folder).schema == ARCHIVE_SCHEMA
+        assert len(read_archive(folder, ["ann"])) == 0
+        assert list(rows_of(read_archive(folder))) == []
 
 
 def test_a_data_set_has_the_batch_version_and_a_segment_its_own_versions(tmp_path: Path) -> None:
@@ -92,37 +92,6 @@ def test_a_data_set_has_the_batch_version_and_a_segment_its_own_versions(tmp_pat
         "old": BATCH,
         "new": 17,
     }
-
-
-def test_the_same_name_replaces_a_segment_and_leaves_the_others(tmp_path: Path) -> None:
-    write_segment(tmp_path, table({"event_id": "first"}, {"event_id": "second"}), BASE)
-    write_segment(tmp_path, table({"event_id": "streamed", "version": 1}), "one.parquet")
-    write_segment(tmp_path, table({"event_id": "third"}), BASE)
-    assert ids(read_archive(tmp_path)) == ["streamed", "third"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [BASE, "one.parquet"]
-
-
-def test_an_interrupted_write_leaves_the_old_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_segment(tmp_path, table({"event_id": "old"}), BASE)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_segment(tmp_path, table({"event_id": "new"}), BASE)
-        with pytest.raises(KeyboardInterrupt):
-            write_segment(tmp_path, table({"event_id": "other", "version": 1}), "other.parquet")
-    assert ids(read_archive(tmp_path)) == ["old"], "a half-written file is no segment"
-    write_segment(tmp_path, table({"event_id": "new"}), BASE)
-    assert ids(read_archive(tmp_path)) == ["new"]
-
-
-def test_a_segment_without_a_column_is_refused_and_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="price"):
-        write_segment(tmp_path, table({}).drop_columns(["price"]), BASE)
-    assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
@@ -167,21 +136,17 @@ def test_an_event_in_two_segments_counts_once_as_it_first_arrived(
     assert (read["x"]["item_id"], read["x"]["version"]) == ("tea", 4)
 
 
-def test_an_event_in_data_set_and_stream_has_the_version_of_the_data_set(tmp_path: Path) -> None:
-    write_segment(tmp_path, table({"event_id": "x", "version": 4, "price": 1.0}), "0.parquet")
-    write_segment(tmp_path, table({"event_id": "x", "price": 3.0}), BASE)
-    [event] = read_archive(tmp_path).to_pylist()
-    assert (event["version"], event["price"]) == (BATCH, 3.0)
-
-
-def test_a_stream_resumes_behind_the_newest_version_in_its_segments(tmp_path: Path) -> None:
+def test_a_stream_resumes_behind_the_newest_version_in_its_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names give the stream's position; the users of the last events may have been forgotten since."""
     for partition, first, held in ((0, 0, [0, 1]), (0, 2, []), (0, 4, [4]), (1, 0, [])):
         events = table(*[{"event_id": f"{partition}-{at}", "version": at} for at in held])
         events = events if held else ARCHIVE_SCHEMA.empty_table()
         write_segment(tmp_path, events, streamed_name(partition, first, first + 1))
     assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
-    merge_segments(tmp_path, 0, most=1)
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
+    merge_segments(tmp_path, 0)
     assert last_events(tmp_path, {0, 1}) == {0: (4, "0-4")}
     assert ids(read_archive(tmp_path)) == ["0-0", "0-1", "0-4"]
 
@@ -193,7 +158,11 @@ def test_a_consumer_opens_no_segment_of_another_s_partition(tmp_path: Path) -> N
     assert last_events(tmp_path, {0}) == {0: (3, "a")}
 
 
-def test_a_merge_leaves_out_forgotten_events_and_large_segments(tmp_path: Path) -> None:
+def test_a_merge_leaves_out_forgotten_events_and_large_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
+    monkeypatch.setattr(archive, "WHOLE_ROWS", 3)
     for first, held in ((0, [0, 1, 2]), (3, [3]), (4, [4])):
         events = table(*[{"event_id": f"e{at}", "version": at} for at in held])
         write_segment(tmp_path, events, streamed_name(0, first, held[-1]))
@@ -201,7 +170,7 @@ def test_a_merge_leaves_out_forgotten_events_and_large_segments(tmp_path: Path) 
     def kept(events: pa.Table) -> pa.Table:
         return events.filter(pc.not_equal(events["event_id"], "e3"))
 
-    merge_segments(tmp_path, 0, kept, most=1, whole_rows=3)
+    merge_segments(tmp_path, 0, kept)
     assert sorted(file.name for file in tmp_path.glob("*.parquet")) == [
         streamed_name(0, 0, 2),
         streamed_name(0, 3, 4),
@@ -218,9 +187,10 @@ def test_segments_merged_during_a_read_are_read_again(
 
     def slow(file: Path, **options: Any) -> pa.Table:
         if "filters" in options:  # read_archive has listed the files, and now the stream merges them
-            merge_segments(tmp_path, 0, most=1)
+            merge_segments(tmp_path, 0)
         return read(file, **options)
 
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 1)
     monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", slow)
     assert ids(read_archive(tmp_path)) == ["e0", "e1", "e2"]
     assert len(list(tmp_path.glob("*.parquet"))) == 1
@@ -240,26 +210,6 @@ def test_rows_are_those_of_the_whole_archive_however_few_events_are_read_at_a_ti
     assert all(pack(row) == pack(whole[user]) for user, row in found)
     some = dict(archived_rows(tmp_path, {"bob", "unknown"}, most))
     assert {user: pack(row) for user, row in some.items()} == {"bob": pack(whole["bob"])}
-
-
-def test_a_segment_that_another_node_deleted_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_segment(tmp_path, table({"event_id": "e0"}), BASE)
-    read, faults = pq.read_table, [errno.ESTALE, errno.ESTALE]
-
-    def stale(file: Path, **options: Any) -> pa.Table:
-        if faults:
-            raise OSError(faults.pop(), "Stale file handle", str(file))
-        return read(file, **options)
-
-    monkeypatch.setattr("feature_repo.stream.archive.pq.read_table", stale)
-    assert ids(read_archive(tmp_path)) == ["e0"]
-
-
-def test_an_event_twice_in_one_segment_counts_once(tmp_path: Path) -> None:
-    write_segment(tmp_path, table(*[{"event_id": "x", "version": at} for at in (7, 6)]), "0.parquet")
-    assert read_archive(tmp_path)["version"].to_pylist() == [6]
 
 
 def test_only_the_users_asked_for_are_read(tmp_path: Path) -> None:
@@ -324,18 +274,6 @@ def test_times_are_the_doubles_nearest_to_their_microseconds(micros: int) -> Non
         assert seconds(pa.chunked_array([pa.array([at], pa.timestamp(unit, "UTC"))]))[0] == row.at[0]
 
 
-def test_a_user_with_very_many_items_keeps_the_latest_of_them() -> None:
-    """A shared id of all cash customers has more items than two bytes can count."""
-    n = 70_000
-    items = [f"i{number:05}" for number in range(n)]
-    columns = np.arange(n, dtype=np.float64), np.zeros(n, np.uint8), np.arange(n, dtype=np.uint32)
-    row = make_events(
-        items, *columns, np.arange(n, dtype=np.uint64), np.ones(n, np.float32), np.zeros(n, np.float32)
-    )
-    assert row.items.tolist() == items[-len(row) :]
-    assert row.items[row.item].tolist() == items[-len(row) :]
-
-
 one_event = st.fixed_dictionaries(
     {
         "event_type": st.sampled_from(["purchase", "purchase", "click", "impression"]),
@@ -356,22 +294,22 @@ def test_a_batch_makes_the_rows_that_folding_one_by_one_makes(
     events: list[dict[str, Any]], random: Random, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Events in any order, some of them repeated, in any split into segments."""
-    archive = tmp_path_factory.mktemp("archive")
+    folder = tmp_path_factory.mktemp("archive")
     numbered = [event | {"event_id": f"e{n}", "version": n} for n, event in enumerate(events)]
     repeated = numbered + random.sample(numbered, len(numbered) // 2)
     random.shuffle(repeated)
     for name, part in enumerate(pieces(repeated, random)):
-        write_segment(archive, table(*part), f"{name}.parquet")
+        write_segment(folder, table(*part), f"{name}.parquet")
     folded = {event["user_id"]: no_events() for event in events}
     for event in repeated:
         line = make_events(*lines_of(table(event)), version=event["version"])
         folded[event["user_id"]] = fold(folded[event["user_id"]], line)
-    batch = dict(rows_of(read_archive(archive)))
+    batch = dict(rows_of(read_archive(folder)))
     assert {user: pack(row) for user, row in batch.items()} == {
         user: pack(row) for user, row in folded.items()
     }
     alone = sorted(folded)[0]
-    [(_, row)] = rows_of(read_archive(archive, [alone]))
+    [(_, row)] = rows_of(read_archive(folder, [alone]))
     assert pack(row) == pack(folded[alone])
 
 

@@ -61,19 +61,25 @@ def send(settings: KafkaSettings, *facts: str) -> None:
     assert producer.flush(WAIT_S) == 0
 
 
-def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(broker: Any) -> None:
-    settings, taken = KafkaSettings(bootstrap=broker.bootstrap), list[bytes]()
+def keeping(taken: list[bytes]) -> FactSink:
+    """Return a store that keeps the messages; poison is no fact."""
 
     def sink(messages: list[bytes]) -> list[str | None]:
         taken.extend(messages)
         return ["no fact" if message == b"poison" else None for message in messages]
 
+    return sink
+
+
+def test_each_fact_is_written_once_and_an_invalid_one_becomes_a_dead_letter(broker: Any) -> None:
+    settings, taken = KafkaSettings(bootstrap=broker.bootstrap), list[bytes]()
+
     send(settings, "one", "poison", "two")
-    with taking(settings, sink) as (counts, facts):
+    with taking(settings, keeping(taken)) as (counts, facts):
         eventually(lambda: counts.facts == 2, WAIT_S)
         eventually(lambda: counts.dead_letters == 1 and not facts._positions, WAIT_S)
     send(settings, "three")
-    with taking(settings, sink) as (counts, _):  # resumes at the committed position
+    with taking(settings, keeping(taken)) as (counts, _):  # resumes at the committed position
         eventually(lambda: counts.facts == 1, WAIT_S)
     assert taken == [b"one", b"poison", b"two", b"three"]
 
@@ -127,12 +133,8 @@ def test_a_steady_flow_of_facts_is_complete(broker: Any) -> None:
 def test_an_emptied_store_gets_all_facts_again_and_no_dead_letter_twice(broker: Any) -> None:
     settings, taken, notes = KafkaSettings(bootstrap=broker.bootstrap), list[bytes](), Notes()
 
-    def sink(messages: list[bytes]) -> list[str | None]:
-        taken.extend(messages)
-        return ["no fact" if message == b"poison" else None for message in messages]
-
     send(settings, "one", "poison", "two")
-    with taking(settings, sink, notes) as (counts, _):
+    with taking(settings, keeping(taken), notes) as (counts, _):
         eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
         taken.clear()
         notes.known.clear()
@@ -147,7 +149,7 @@ def test_an_emptied_store_gets_all_facts_again_and_no_dead_letter_twice(broker: 
         assert counts.dead_letters == 2
     notes.known.clear()  # while no stream runs
     taken.clear()
-    with taking(settings, sink, notes) as (counts, _):
+    with taking(settings, keeping(taken), notes) as (counts, _):
         eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
         assert taken == [b"one", b"poison", b"two", b"poison"]
         assert counts.dead_letters == 0

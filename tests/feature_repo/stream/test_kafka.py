@@ -27,13 +27,6 @@ def test_nothing_set_gives_the_defaults() -> None:
     }
 
 
-def test_each_field_has_its_variable() -> None:
-    assert VARIABLES["bootstrap"] == "RECO_KAFKA_BOOTSTRAP"
-    assert VARIABLES["sasl_mechanism"] == "RECO_KAFKA_SASL_MECHANISM"
-    assert VARIABLES["events_topic"] == "RECO_EVENTS_TOPIC"
-    assert VARIABLES["group"] == "RECO_GROUP"
-
-
 def test_a_broker_elsewhere_with_sasl_and_tls(tmp_path: Path) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (tmp_path / name).touch()

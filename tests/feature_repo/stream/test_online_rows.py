@@ -1,20 +1,17 @@
 """Rows go through Feast's own view and back; the heartbeat is a row without a user."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from components.data.feast_store import open_feature_store
-from feature_repo.aggregates import BATCH, fold, pack
-from feature_repo.snapshots import HEARTBEAT, PARTITIONS, unpack_times
+from feature_repo.aggregates import BATCH, pack
+from feature_repo.snapshots import PARTITIONS, unpack_times
 from feature_repo.stream import online_rows
 from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
 from serving.stores.online_features import SqliteStore
-from tests.chaos.rows import patient_store
 
 AT = 1_717_977_600.0
 
@@ -66,15 +63,6 @@ def test_a_cached_row_is_not_read_again_and_the_oldest_is_evicted(
     assert asked[-1] == ["b"]
 
 
-def test_more_events_replace_the_row(rows: OnlineRows, row_of: Callable[..., Any]) -> None:
-    first = row_of([(AT, ["milk"], 1.0, 0.0)])
-    later = row_of([(AT, ["milk"], 1.0, 0.0), (AT + 60, ["tea"], 2.0, 0.0)])
-    rows.put({"ann": first})
-    rows.put({"ann": fold(first, later)})
-    rows.reopen()
-    assert len(rows.get(["ann"])["ann"]) == 2
-
-
 def test_each_partition_keeps_the_time_of_its_last_beat(rows: OnlineRows, tmp_path: Path) -> None:
     def until() -> dict[int, float]:
         read = SqliteStore(tmp_path / "online_store.db").read(PARTITIONS)
@@ -90,26 +78,3 @@ def test_each_partition_keeps_the_time_of_its_last_beat(rows: OnlineRows, tmp_pa
     rows.beat(AT + 90_000, b"two", [0])
     assert until() == {0: AT + 90_000}, "no consumer has had the others for a day"
     assert unpack_times(b"damaged") == unpack_times(b"[]") == {}
-
-
-@pytest.mark.slow
-def test_the_heartbeat_on_redis(valkey: tuple[str, Any], tmp_path: Path, row_of: Callable[..., Any]) -> None:
-    url, _ = valkey
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, url))
-    assert rows.name() is None
-    now = time.time()
-    rows.beat(now, b"one")
-    rows.beat(now + 1, b"another")
-    assert rows.name() == b"another"
-    store = patient_store(url)
-    beat = store.read(HEARTBEAT)
-    assert beat is not None
-    assert beat.written_at == pytest.approx(now + 1, abs=1e-3)
-    row = row_of([(AT, ["milk"], 1.0, 0.0)])
-    rows.put({"ann": row})
-    read = store.read("ann")
-    assert read is not None
-    assert read.history == pack(row, "ann")
-    store.close()
-    redis.Redis.from_url(url).flushall()
-    assert rows.name() is None

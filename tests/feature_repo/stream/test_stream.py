@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pyarrow as pa
@@ -26,12 +27,12 @@ from feature_repo.aggregates import UserEvents, pack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.snapshots import HEARTBEAT, user_table
 from feature_repo.stream.archive import (
-    ARCHIVE_SCHEMA,
     EVENTS,
     archived_rows,
     read_archive,
     rows_of,
     streamed_name,
+    with_version,
     write_segment,
 )
 from feature_repo.stream.delivery import Delivery
@@ -58,10 +59,13 @@ def same(row: UserEvents) -> bytes:
     return pack(replace(row, version=0))
 
 
+def table_of(events: pd.DataFrame) -> pa.Table:
+    """Events of a data set, as the archive holds them."""
+    return with_version(pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False))
+
+
 def batch(events: pd.DataFrame) -> dict[str, bytes]:
-    table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-    table = table.append_column("version", pa.array([-1] * len(table)))
-    return {user: same(row) for user, row in rows_of(table)}
+    return {user: same(row) for user, row in rows_of(table_of(events))}
 
 
 def online(home: Path, url: str, users: list[str]) -> dict[str, bytes]:
@@ -182,8 +186,7 @@ def test_a_dead_store_is_retried_and_a_store_that_lost_its_rows_is_filled_again(
     settings, (url, server) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     few = events.iloc[:2_000]
     wanted = batch(few)
-    base = pa.Table.from_pandas(few.iloc[:500][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-    write_segment(tmp_path / "offline_store" / EVENTS, base, "base.parquet")
+    write_segment(tmp_path / "offline_store" / EVENTS, table_of(few.iloc[:500]), "base.parquet")
     with streaming(tmp_path, url, settings) as stream:
         eventually(lambda: stream.counts.rebuilt == 1, WAIT_S)
         assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
@@ -233,9 +236,7 @@ def test_a_publication_keeps_streamed_events(
         assert report["newest_event_at"] == few["at"].max().timestamp()
         assert abs(report["updated_at"] - time.time()) < WAIT_S
         other = OnlineRows(lambda: open_feature_store(tmp_path, url))
-        table = pa.Table.from_pandas(few.iloc[:100][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
-        table = table.append_column("version", pa.array([-1] * len(table)))
-        other.put(dict(rows_of(table)))
+        other.put(dict(rows_of(table_of(few.iloc[:100]))))
         (tmp_path / "online_store.json").write_text("{}")
         eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
     assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few)["user-000"]
@@ -263,88 +264,25 @@ def test_a_state_that_cannot_be_written_ends_the_stream(
 ) -> None:
     """A full disk is no store that is away: to try again would stop the folding, with a fresh heartbeat."""
     (tmp_path / "stream.json").mkdir()
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, valkey[0]))
-    stream, stop = Stream(tmp_path, rows, KafkaSettings(bootstrap=broker.bootstrap)), threading.Event()
-    patience = threading.Timer(WAIT_S, stop.set)
-    patience.start()
-    with pytest.raises(OSError, match=r"Is a directory.*stream\.json"):
-        stream.run(stop)
-    patience.cancel()
+    settings = KafkaSettings(bootstrap=broker.bootstrap)
+    with (
+        pytest.raises(OSError, match=r"Is a directory.*stream\.json"),
+        streaming(tmp_path, valkey[0], settings) as stream,
+    ):
+        pass
     assert stream.counts.store_failures == 0
-
-
-def test_messages_that_arrive_while_the_store_is_away_are_not_lost(
-    broker: Any,
-    tmp_path: Path,
-    valkey: tuple[str, Any],
-    events: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The store fails before the partitions are assigned: messages of the waiting poll are kept."""
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    few = events.iloc[:400]
-    produce(settings, few)
-    with streaming(tmp_path, url, settings) as stream:
-        eventually((tmp_path / "stream.json").exists, WAIT_S)  # the first heartbeat: it joins the group now
-        beat = stream._rows.beat
-        away_until = time.monotonic() + 12.0
-
-        def away(*arguments: Any) -> None:
-            if time.monotonic() < away_until:
-                raise ConnectionError("away")
-            beat(*arguments)
-
-        monkeypatch.setattr(stream._rows, "beat", away)
-        eventually(lambda: stream.counts.store_failures > 10, WAIT_S)
-        eventually(lambda: stream.counts.events >= 400, WAIT_S)
-    assert archived(tmp_path) == batch(few)
 
 
 def test_a_stop_while_the_store_is_away_is_reported_once(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = KafkaSettings(bootstrap=broker.bootstrap)
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, "redis://127.0.0.1:1/0"))
-    stream, stop, failed = Stream(tmp_path, rows, settings), threading.Event(), list[Exception]()
-
-    def work() -> None:
-        try:
-            stream.run(stop)
-        except ConnectionError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
-    stop.set()
-    thread.join(WAIT_S)
-    [error] = failed
-    assert "stopped while the online store could not be used" in str(error)
+    with (
+        pytest.raises(ConnectionError, match="stopped while the online store could not be used"),
+        streaming(tmp_path, "redis://127.0.0.1:1/0", settings) as stream,
+    ):
+        eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
-
-
-def test_users_who_are_forgotten_during_an_assignment_end_no_stream(
-    broker: Any,
-    valkey: tuple[str, Any],
-    tmp_path: Path,
-    events: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    produce(settings, events.iloc[:200])
-    with streaming(tmp_path, url, settings) as stream:
-        eventually(lambda: stream.counts.events == 200)
-    answer, archive = Stream._answer, tmp_path / "offline_store" / EVENTS
-
-    def meanwhile(stream: Stream, ask: Callable[[], Any]) -> Any:
-        for segment in archive.glob("stream-*.parquet"):
-            write_segment(archive, ARCHIVE_SCHEMA.empty_table(), segment.name)
-        return answer(stream, ask)
-
-    monkeypatch.setattr(Stream, "_answer", meanwhile)
-    produce(settings, events.iloc[200:300])
-    with streaming(tmp_path, url, settings) as stream:
-        eventually(lambda: stream.counts.events == 100)
 
 
 def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
@@ -392,31 +330,6 @@ def test_a_stop_while_the_broker_is_late_is_no_error(tmp_path: Path, monkeypatch
         stream._assigned(Late(), [place])  # type: ignore[arg-type]
 
 
-def test_a_held_message_of_a_revoked_partition_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Rows:
-        def reopen(self) -> None:
-            pass
-
-    stream = Stream(tmp_path, Rows(), KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
-    stream._held.append("a message")  # type: ignore[arg-type]
-    taken = list[Any]()
-
-    class Consumer:
-        """Loses its partitions when it is asked for messages, as in a rebalance."""
-
-        def consume(self, *_: Any) -> list[Any]:
-            stream._revoked(self, [])  # type: ignore[arg-type]
-            return ["of another partition"]
-
-    stream._consumer = Consumer()  # type: ignore[assignment]
-    monkeypatch.setattr(stream, "_take", lambda messages, _: taken.extend(messages))
-    stream.turn(threading.Event())
-    assert taken == ["of another partition"]
-    assert not stream._held
-
-
 def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     tmp_path: Path, events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,75 +340,37 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     monkeypatch.setattr(stream, "_is_at", lambda *_: False)  # the broker has another message there
     assigned: list[TopicPartition] = []
 
-    class Group:
-        def committed(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-            return [TopicPartition(one.topic, one.partition, 10) for one in places]
-
-        def assign(self, places: list[TopicPartition]) -> None:
-            assigned.extend(places)
-
-    stream._assigned(Group(), [TopicPartition("checkout.events", 0)])  # type: ignore[arg-type]
+    known = [TopicPartition("checkout.events", 0, 10)]
+    group = Mock(committed=lambda *_, **__: known, assign=assigned.extend)
+    stream._assigned(group, [TopicPartition("checkout.events", 0)])
     assert assigned[0].offset == OFFSET_BEGINNING
     assert stream._began == {0: 0}
     assert stream._generation == {0: 1}
 
 
-class Alone:
-    """The consumer of a group that has one partition and no broker."""
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-
-    def assignment(self) -> list[TopicPartition]:
-        return [TopicPartition("checkout.events", self.partition)]
-
-    def commit(self, **_: Any) -> None:
-        pass
-
-    def get_watermark_offsets(self, place: TopicPartition, cached: bool) -> tuple[int, int]:
-        return 0, 0
-
-    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        return places
-
-
-class Said:
+def said(partition: int, offset: int, user: str) -> Any:
     """A message of the broker."""
-
-    def __init__(self, partition: int, offset: int, user: str) -> None:
-        ids = {"event_id": f"{user}-{offset}", "user_id": user, "basket_id": f"b{offset}", "item_id": "milk"}
-        event = {**ids, "at": "2024-01-01T00:00:00Z"}
-        self.values = "checkout.events", partition, offset, user.encode(), json.dumps(event).encode()
-
-    def topic(self) -> str:
-        return self.values[0]
-
-    def partition(self) -> int:
-        return self.values[1]
-
-    def offset(self) -> int:
-        return self.values[2]
-
-    def key(self) -> bytes:
-        return self.values[3]
-
-    def value(self) -> bytes:
-        return self.values[4]
-
-    def error(self) -> None:
-        return None
+    ids = {"event_id": f"{user}-{offset}", "user_id": user, "basket_id": f"b{offset}", "item_id": "milk"}
+    value = json.dumps({**ids, "at": "2024-01-01T00:00:00Z"}).encode()
+    message = Mock(error=lambda: None, key=user.encode, value=lambda: value, topic=lambda: "checkout.events")
+    message.partition.return_value, message.offset.return_value = partition, offset
+    return message
 
 
 def alone(home: Path, url: str, partition: int) -> Stream:
-    """A stream whose turns are called by the test."""
+    """A stream whose group has one partition and no broker; its turns are called by the test."""
     rows = OnlineRows(lambda: open_feature_store(home, url))
     stream = Stream(home, rows, KafkaSettings(bootstrap="127.0.0.1:1"))
-    stream._consumer = Alone(partition)  # type: ignore[assignment]
+    stream._consumer = Mock(
+        assignment=lambda: [TopicPartition("checkout.events", partition)],
+        get_watermark_offsets=lambda *_, **__: (0, 0),
+        position=lambda places: places,
+    )
     return stream
 
 
 def say(stream: Stream, partition: int, offset: int, user: str = "ann") -> None:
-    stream._take([Said(partition, offset, user)], threading.Event())  # type: ignore[list-item]
+    stream._take([said(partition, offset, user)])
 
 
 def lines(home: Path, url: str, user: str = "ann") -> int:
@@ -503,24 +378,21 @@ def lines(home: Path, url: str, user: str = "ann") -> int:
     return len(rows.get([user])[user])
 
 
-def test_events_of_a_partition_that_moves_while_the_store_is_away_are_left_to_its_next_consumer(
+def test_rows_that_another_consumer_writes_while_the_store_is_away_for_one_stay(
     valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, get = alone(tmp_path, valkey[0], 0), OnlineRows.get
+    """After minutes the group gives its partitions away: the rows in its memory are old."""
+    one, put = alone(tmp_path, valkey[0], 0), OnlineRows.put
+    say(one, 0, 0)
 
-    def away(*arguments: Any) -> Any:
-        monkeypatch.setattr(OnlineRows, "get", get)
-        stream._revoked(stream._consumer, [TopicPartition("checkout.events", 1)])
+    def away(*_: Any) -> None:
+        monkeypatch.setattr(OnlineRows, "put", put)
+        say(alone(tmp_path, valkey[0], 0), 0, 1)
         raise ConnectionError("away")
 
-    monkeypatch.setattr(OnlineRows, "get", away)
-    for act in ("pause", "resume", "poll"):
-        monkeypatch.setattr(Alone, act, lambda *_: None, raising=False)
-    both: list[Any] = [Said(0, 7, "ann"), Said(1, 9, "bob")]
-    stream._take(both, threading.Event())
-    assert [lines(tmp_path, valkey[0], user) for user in ("ann", "bob")] == [1, 0]
-    assert (stream._waiting.positions, list(stream._waiting.events)) == ({0: 8}, [0])
-    assert stream.counts.events == 1
+    monkeypatch.setattr(OnlineRows, "put", away)
+    say(one, 0, 2)
+    assert lines(tmp_path, valkey[0]) == 3
 
 
 def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(
