@@ -28,7 +28,7 @@ from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Schedule, Soft, fit
 from components.ranker.lineage import Parent
-from components.ranker.onnx_export import check_operators, replace_nodes
+from components.ranker.onnx_export import replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import OnnxRanker, batches
 from components.ranker.train_ranker import calibrate, load_ranker
@@ -134,7 +134,6 @@ def _write(
     begin_ranker(place)
     model = quantize_dense(onnx.load(source), variant.dense, source, train)
     onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
-    check_operators(place / GRAPH)
     certificate = parent.certify("quantize_ranker", variant.tolerance, place, variant=name, tuned=bool(tuned))
     params = {"quantize": {**asdict(variant), "tuned": tuned}}
     parent.finish(place, certificate, cost, params, variant=name)

@@ -28,7 +28,7 @@ def export_ranker(ranker: Ranker | GradientBoosting, path: Path, held_out: Ranke
 
     Raises:
         ParityFailed: the graph answers differently.
-        UnsupportedOperator: the graph holds an operator that ONNX has not, or that the runtime cannot run.
+        BundleInvalid: the runtime cannot run the graph.
     """
     file = path / GRAPH
     if isinstance(ranker, GradientBoosting):
