@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import PruneParams, ranker_class
+from components.hyper_parameters import PruneParams, RankerParams, ranker_class
 from components.models.ranker import Ranker
 from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit
+from components.ranker.fitting import Soft, fit
 from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import MANIFEST, Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.train_ranker import calibrate, load_ranker, shape_of
@@ -107,7 +107,7 @@ def _prune(
     fit(
         model,
         data,
-        Schedule(settings.epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        RankerParams({}, settings.epochs, settings.batch_size, settings.learning_rate, seed=settings.seed),
         Soft(taught, settings.soft_weight, 1.0),
     )
     model.eval()

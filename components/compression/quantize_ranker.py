@@ -21,12 +21,12 @@ from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import SIZES, QuantizeParams
+from components.hyper_parameters import SIZES, QuantizeParams, RankerParams
 from components.parameters import read_params
 from components.ranker.certificate import check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit
+from components.ranker.fitting import Soft, fit
 from components.ranker.lineage import Parent
 from components.ranker.onnx_export import replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
@@ -219,7 +219,9 @@ def tune(
     fit(
         model,
         train,
-        Schedule(settings.tune_epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        RankerParams(
+            {}, settings.tune_epochs, settings.batch_size, settings.learning_rate, seed=settings.seed
+        ),
         None if taught is None else Soft(taught, settings.soft_weight, 1.0),
     )
     for module in rounded:

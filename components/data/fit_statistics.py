@@ -14,12 +14,11 @@ from scipy import sparse
 from feature_repo.aggregates import KINDS, hash_ids
 from feature_repo.events import read_dataset
 from feature_repo.item_days import DAY_S, SPAN, ItemDays, count_daily
-from feature_repo.schema import FRESH, fresh_values
+from feature_repo.schema import FRESH, LEVELS, fresh_values
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 
 log = logging.getLogger(__name__)
 
-LEVELS = ("type", "category", "department")
 MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommend
 NEIGHBOURS = 200
 POPULAR = 500

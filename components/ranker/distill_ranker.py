@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
-from components.hyper_parameters import StudentParams
+from components.hyper_parameters import RankerParams, StudentParams
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
 from components.ranker.certificate import certify, enforce
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit, sample_rows
+from components.ranker.fitting import Soft, fit, sample_rows
 from components.ranker.ranker_artefact import (
     GRAPH,
     Cost,
@@ -119,13 +119,12 @@ def train_student(
     curve = fit(
         model,
         data,
-        Schedule(
-            settings.epochs,
-            settings.batch_size,
-            settings.learning_rate,
-            settings.pointwise_weight,
-            0.0,
-            settings.seed,
+        RankerParams(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            pointwise_weight=settings.pointwise_weight,
+            seed=settings.seed,
         ),
         Soft(taught, settings.soft_weight, settings.temperature),
     )

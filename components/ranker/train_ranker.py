@@ -20,13 +20,13 @@ from components.data.examples import (
     read_ranker_examples,
     read_training_lists,
 )
-from components.hyper_parameters import RANKERS, RankerParams, ranker_class, read_ranker_params, reads
+from components.hyper_parameters import RANKERS, ranker_class, read_ranker_params, reads
 from components.measurement import cores
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, fit, inputs_of, sample_rows
+from components.ranker.fitting import fit, inputs_of, sample_rows
 from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
 from components.ranker.scoring import batches
 from feature_repo.schema import LEVELS
@@ -83,7 +83,7 @@ def train_ranker(
         if isinstance(ranker, GraphRanker):
             ranker.set_graph(*read_graph(examples))
         ranker.fit_scale(sample_rows(data))
-        curve = fit(ranker, data, schedule_of(settings))
+        curve = fit(ranker, data, settings)
         ranker.eval()
     if not leads:  # all processes hold the same weights: one writes them
         return {"model": model}
@@ -114,18 +114,6 @@ def join_workers() -> bool:
     if distributed.is_torchelastic_launched() and not distributed.is_initialized():
         distributed.init_process_group("gloo")
     return not distributed.is_initialized() or distributed.get_rank() == 0
-
-
-def schedule_of(settings: RankerParams) -> Schedule:
-    """Return how long and how fast these settings ask to learn."""
-    return Schedule(
-        settings.epochs,
-        settings.batch_size,
-        settings.learning_rate,
-        settings.pointwise_weight,
-        settings.table_decay,
-        settings.seed,
-    )
 
 
 def read_shape(examples: Path, statistics: Path) -> Shape:

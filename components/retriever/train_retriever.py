@@ -17,13 +17,13 @@ from components.data.examples import RetrieverExamples, read_manifest, read_retr
 from components.hyper_parameters import RetrieverParams
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
+from components.progress import with_progress
 from components.retriever.checkpoint import read_checkpoint, write_checkpoint
-from feature_repo.schema import BASKET_LENGTH
+from feature_repo.schema import BASKET_LENGTH, LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 
 log = logging.getLogger(__name__)
 
-CARDINALITY = ("type", "category", "department")
 LEAST_STEPS = 100  # a small shop's few baskets are passed more often than asked, until so many steps are done
 
 
@@ -47,7 +47,7 @@ def train_retriever(
     data = read_retriever_examples(examples)
     table = torch.from_numpy(np.array(read_statistics(statistics).categorical, np.int64))
     vocabulary = read_vocabulary(statistics)
-    cardinality = [len(vocabulary[level]) for level in CARDINALITY]
+    cardinality = [len(vocabulary[level]) for level in LEVELS]
     model = TwoTower(table, cardinality, settings.dim, settings.hidden)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     baskets = len(data.basket)
@@ -56,11 +56,13 @@ def train_retriever(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.1
     )
+    progress = with_progress(range(batches * epochs), batches * epochs, "batches")
     began = time.perf_counter()
     curve: list[dict[str, float]] = []
     for epoch in range(epochs):
         losses = []
         for rows in np.array_split(rng.permutation(baskets), batches):
+            next(progress)
             loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
             optimizer.zero_grad()
             loss.backward()
@@ -68,16 +70,7 @@ def train_retriever(
             schedule.step()
             losses.append(loss.item())
         curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
-        took = time.perf_counter() - began
-        left = took / (epoch + 1) * (epochs - epoch - 1)
-        log.info(
-            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
-            epoch + 1,
-            epochs,
-            curve[-1]["loss"],
-            took,
-            left,
-        )
+        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
     write_checkpoint(
         checkpoint,
         "two_tower",

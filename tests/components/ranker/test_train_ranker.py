@@ -31,7 +31,6 @@ from components.ranker.train_ranker import (
     logits_of,
     platt,
     read_shape,
-    schedule_of,
     train_ranker,
 )
 from feature_repo.schema import DENSE_NAMES
@@ -298,11 +297,6 @@ def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: s
 
 def test_the_shape_follows_from_the_data(shop: Path) -> None:
     assert read_shape(shop / "examples", shop / "statistics") == Shape(len(DENSE_NAMES), (61, 10, 6, 4))
-
-
-def test_a_schedule_is_the_settings() -> None:
-    made = schedule_of(RankerParams(epochs=5, table_decay=0.1, seed=3))
-    assert (made.epochs, made.table_decay, made.seed, made.batch_size) == (5, 0.1, 3, 64)
 
 
 # -------------------------------------------------------------------------------------- the calibration
