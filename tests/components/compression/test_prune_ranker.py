@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from components.compression.prune_ranker import MULTIPLE, prune_ranker, smaller
 from components.data.examples import RankerExamples, read_ranker_examples
-from components.hyper_parameters import PruneParams
 from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
 from components.ranker.certificate import check_chain
@@ -110,14 +109,6 @@ def test_widths_are_those_that_processors_like(hidden: int, ratio: float, left: 
     ]
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.2, 1.5])
-def test_pruning_nothing_or_everything_is_refused(ratio: float) -> None:
-    with pytest.raises(
-        TypeError, match=r"PruneParams.ratios is .*, expected different shares between 0 and 1"
-    ):
-        PruneParams(ratios=(0.5, ratio))
-
-
 def parameters(artefact: RankerArtefact) -> int:
     """How many numbers the matrices of a graph hold."""
     model = onnx.load(artefact.graph)
@@ -198,8 +189,3 @@ def test_when_no_ratio_holds_the_student_stays_whole(
     assert table["0.5"]["outside_tolerance"]
     assert (tmp_path / "pruned" / TAUGHT).exists()
     load_ranker(found)
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'ratios'"):
-        prune_ranker(tmp_path, tmp_path, tmp_path, {"ratio": [0.5]})

@@ -347,8 +347,3 @@ def test_a_block_of_weights_by_hand() -> None:
     torch.testing.assert_close(rounded[0, :3], torch.tensor([-0.8, 0.3, 0.7]))
     assert rounded[0, 32] == 0.5
     assert rounded.count_nonzero() == 4
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'tune_epochs'"):
-        quantize_ranker(tmp_path, tmp_path, tmp_path, {"tune_epoch": 1})

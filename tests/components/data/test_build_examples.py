@@ -497,8 +497,3 @@ def test_too_short_a_history_says_so(tmp_path: Path) -> None:
         build_examples(
             tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
         )
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="negatvies"):
-        build_examples(tmp_path, tmp_path, tmp_path, "2024-02-01", {"negatvies": 3})

@@ -3,14 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
-from components.hyper_parameters import StudentParams
-from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check_chain
 from components.ranker.distill_ranker import TAUGHT, Ensemble, distill_ranker, read_taught
 from components.ranker.ranker_artefact import (
@@ -154,11 +151,6 @@ def test_a_teacher_whose_graph_was_changed_is_refused(
         distill_ranker(shop / "examples", shop / "statistics", [tampered.path], tmp_path / "student", {})
 
 
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'temperature'"):
-        distill_ranker(tmp_path, tmp_path, [], tmp_path, {"temprature": 2.0})
-
-
 def test_a_student_without_teachers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no teachers are named"):
         distill_ranker(tmp_path, tmp_path, [], tmp_path / "student", {})
@@ -170,16 +162,3 @@ def test_opinions_of_other_rows_are_refused(tmp_path: Path, plant: Callable[...,
     np.save(tmp_path / TAUGHT, np.zeros(7, np.float32))
     with pytest.raises(ContractViolation, match="speaks of 7 rows, the examples hold 12"):
         read_taught(tmp_path, plant(3, 4, seed=0))
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"batch_size": 0}, "StudentParams.batch_size is 0, expected more than 0"),
-        ({"soft_weight": 1.5}, "StudentParams.soft_weight is 1.5, expected a share from 0 to 1"),
-        ({"seed": -1}, "StudentParams.seed is -1, expected 0 or more"),
-    ],
-)
-def test_parameters_that_mean_nothing_are_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(TypeError, match=told):
-        read_params(StudentParams, given)
