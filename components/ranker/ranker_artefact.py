@@ -27,6 +27,7 @@ from feature_repo.atomic_files import sha256_of
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
 MANIFEST = "manifest.json"
+WEIGHTS = "weights.npz"
 ENGINES = "engines.json"  # beside a compiled one: how fast every variant is on every engine
 
 
@@ -54,14 +55,12 @@ class RankerArtefact:
         Raises:
             ContractViolation: this ranker has none, because it is no torch model.
         """
-        file = self.path / "weights.npz"
-        if not file.is_file():
+        if not (self.path / WEIGHTS).is_file():
             raise ContractViolation(
                 f"{self.path} holds a {self.manifest['model']} without torch weights: "
                 "only a torch ranker can be tuned further"
             )
-        with np.load(file, allow_pickle=False) as stored:
-            return {name: torch.from_numpy(stored[name]) for name in stored.files}
+        return read_weights(self.path)
 
 
 def graph_id(file: Path) -> str:
@@ -95,7 +94,13 @@ def begin_ranker(path: Path) -> None:
 
 def write_weights(path: Path, model: nn.Module) -> None:
     """Write a torch model's weights without pickle."""
-    np.savez(path / "weights.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
+    np.savez(path / WEIGHTS, **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return what `write_weights` wrote."""
+    with np.load(path / WEIGHTS, allow_pickle=False) as stored:
+        return {name: torch.from_numpy(stored[name]) for name in stored.files}
 
 
 def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any) -> str:

@@ -14,7 +14,7 @@ from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.privacy.erased_files import names_user
 from components.retriever.extend_index import _with_rows, cold_vectors, extend_index, read_new_items
-from components.retriever.train_retriever import load_retriever
+from components.retriever.train_retriever import load_retriever, write_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
 from feature_repo.stream.erasure import Forgotten, forget
@@ -166,11 +166,7 @@ def test_items_that_do_not_fit_are_refused(toy_line: Path, new: pd.DataFrame, tm
     model = load_retriever(toy_line / "retriever")
     assert len(model.categorical) == 81
     assert not (tmp_path / "refused").exists()
-    from components.retriever.checkpoint import write_checkpoint
-
     other = TwoTower(torch.ones(80, 3, dtype=torch.long), [4, 3, 3], 63, 128)
-    write_checkpoint(
-        tmp_path / "other", "two_tower", other, cardinality=[4, 3, 3], dim=63, hidden=128, params={}
-    )
+    write_retriever(tmp_path / "other", other, {})
     with pytest.raises(ContractViolation, match="trained on other items"):
         extend(NONE, ("item-004",), tmp_path / "other")
