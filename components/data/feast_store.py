@@ -79,20 +79,16 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
     Raises:
         ValueError: it names another file.
     """
-    from google.protobuf.message import DecodeError
+    from feature_repo.feature_definitions import definitions
 
     check_file(home, online_store)
     home.mkdir(parents=True, exist_ok=True)
-    url = "" if online_store.startswith("sqlite:") else online_store
     # Applying again changes nothing, and makes the tables of a file that is new. One at a time: the second to
     # open a new home would write its empty registry over the first one's.
     with FileLock(home / "registry.db.lock", timeout=LOCK_S):
-        try:
-            return _applied(home, url)
-        except DecodeError:
-            # `feast apply` writes in place: a disk that was full leaves half. All of it stands in the code.
-            (home / "registry.db").unlink()
-            return _applied(home, url)
+        store = feature_store(home, "" if online_store.startswith("sqlite:") else online_store)
+        store.apply([*definitions(home / "offline_store")])
+    return store
 
 
 def check_file(home: Path, url: str) -> None:
@@ -107,14 +103,6 @@ def check_file(home: Path, url: str) -> None:
             f"RECO_STORE_URL is {url}, and runs and the stream fill no other file than {own}: "
             "leave it empty, or name a Redis"
         )
-
-
-def _applied(home: Path, redis_url: str) -> FeatureStore:
-    from feature_repo.feature_definitions import definitions
-
-    store = feature_store(home, redis_url)
-    store.apply([*definitions(home / "offline_store")])
-    return store
 
 
 @contextlib.contextmanager
