@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
+from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
 from components.hyper_parameters import SIZES, CompileParams
 from components.parameters import read_params
@@ -70,14 +70,6 @@ def compile_ranker(
     cost = Cost([parent])
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
-    parent.weights()  # refuses anything but a PyTorch ranker, before anything is written
-    strangers = [
-        name for name, one in known.items() if one is not parent and parent.id not in one.manifest["parents"]
-    ]
-    if strangers:
-        raise ContractViolation(
-            f"{variants / strangers[0]} was not made from {ranker}: pass what quantize_ranker made of it"
-        )
     with tempfile.TemporaryDirectory() as scratch:
         graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
         arms, skipped = _measure(known, graphs, held_out)

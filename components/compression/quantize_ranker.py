@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,6 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
     artefact = read_ranker(ranker)
-    artefact.weights()  # refuses anything but a PyTorch ranker
     parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     train = read_ranker_examples(examples, "train")
     begin_ranker(variants)
@@ -181,7 +181,7 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
         quantize_static(
             source,
             target,
-            _Feeds(feeds),
+            SimpleNamespace(get_next=partial(next, iter(feeds), None)),  # a reader of calibration data
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Gemm"],
             per_channel=True,
@@ -265,16 +265,6 @@ def round_blocks(weight: torch.Tensor, bits: int) -> torch.Tensor:
     scale = largest / lowest
     whole = (blocks / torch.where(scale == 0, 1.0, scale)).round().clamp(lowest, -lowest - 1)
     return (whole * scale).flatten(1)[:, : weight.shape[1]]
-
-
-class _Feeds:
-    """ONNX Runtime's reader of calibration data; what makes one is `get_next`."""
-
-    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
-        self._left: Iterator[dict[str, np.ndarray]] = iter(feeds)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._left, None)
 
 
 def _some(ranker: OnnxRanker, data: RankerExamples) -> Iterator[dict[str, np.ndarray]]:

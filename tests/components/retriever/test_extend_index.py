@@ -13,7 +13,7 @@ import torch
 from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.privacy.erased_files import names_user
-from components.retriever.extend_index import _with_rows, cold_vectors, extend_index, read_new_items
+from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
 from components.retriever.train_retriever import load_retriever, write_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
@@ -96,9 +96,6 @@ def test_new_items_are_found_and_removed_ones_are_not(
     assert (code, after.statistics.code_of["a much longer id than others"]) == (80, 81)
     assert after.statistics.price[code] == 2.5
     assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
-    of_before = np.array([*before.statistics.interval_days, 0.0, 0.0], np.float32)  # of an earlier version
-    mended = _with_rows(replace(after.statistics, interval_days=of_before), new.iloc[:0], {})
-    assert mended.interval_days.tolist() == after.statistics.interval_days.tolist()
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)
     found = FaissTower(after.query_tower, after.index).search([prepared.query], 82)[0].tolist()
