@@ -280,8 +280,8 @@ def test_a_long_basket_keeps_items_of_all_ids(purchases: Purchases, windows: Win
     basket = replace(next(replay(purchases.before(CUT))), items=np.arange(len(purchases.item_ids)))
     row = module._retriever_row(windows[1], basket)
     assert row is not None
-    assert len(np.unique(row[2])) == module.BASKET_WIDTH < len(windows[1].statistics.item_ids)
-    assert (row[2][0], row[2][-1]) == (1, len(windows[1].statistics.item_ids))
+    assert len(np.unique(row.basket)) == module.BASKET_WIDTH < len(windows[1].statistics.item_ids)
+    assert (row.basket[0, 0], row.basket[0, -1]) == (1, len(windows[1].statistics.item_ids))
 
 
 def test_hidden_items_are_not_in_the_query(
@@ -436,7 +436,7 @@ def test_lists_are_put_together_in_their_order(purchases: Purchases, windows: Wi
         for basket in list(replay(purchases.before(CUT)))[-30:]
     ]
     lists = [one for one in every if one is not None]
-    together = module._concatenate_lists(lists)
+    together = module._joined([module.NO_LISTS, *lists])
     assert len(together.start) == len(lists) + 1 > 10
     for i, one in enumerate(lists):
         rows = slice(together.start[i], together.start[i + 1])
@@ -444,14 +444,6 @@ def test_lists_are_put_together_in_their_order(purchases: Purchases, windows: Wi
         np.testing.assert_array_equal(together.categorical[rows], one.categorical)
         np.testing.assert_array_equal(together.history[i], one.history[0])
         np.testing.assert_array_equal(together.basket[i], one.basket[0])
-
-
-def test_no_lists_have_the_shapes_of_some() -> None:
-    nothing = module._concatenate_lists([])
-    assert nothing.start.tolist() == [0]
-    assert nothing.dense.shape == (0, len(DENSE_NAMES))
-    assert nothing.categorical.shape == (0, 4)
-    assert len(nothing.history) == len(nothing.history_weight) == len(nothing.basket) == 0
 
 
 def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
