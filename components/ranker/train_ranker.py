@@ -25,10 +25,9 @@ from components.measurement import cores
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
-from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import fit, inputs_of, sample_rows
+from components.ranker.export_ranker import export_ranker, said_of_rows
+from components.ranker.fitting import fit, sample_rows
 from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
-from components.ranker.scoring import batches
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 
@@ -129,7 +128,7 @@ def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[st
     if len(data.label) == 0 or not data.label.any():
         log.warning("no purchases to calibrate on: probabilities stay as trained")
         return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
-    logits = model.logits_of(data) if isinstance(model, GradientBoosting) else logits_of(model, data)
+    logits = said_of_rows(model.logits, data) if isinstance(model, Ranker) else model.logits_of(data)
     slope, intercept = platt(logits, data.label)
     model.calibrate(slope, intercept)
     return {"calibration_slope": slope, "calibration_intercept": intercept}
@@ -154,16 +153,6 @@ def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
         weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
     return float(weights[0]), float(weights[1])
-
-
-def logits_of(model: Ranker, data: RankerExamples) -> np.ndarray:
-    """Return the logit of each row, (rows,) float32, scoring some lists at a time."""
-    found = np.empty(len(data.label), np.float32)
-    with torch.no_grad():
-        for lists in batches(data.start):
-            inputs, rows, there = inputs_of(data, lists)
-            found[rows[there.numpy()]] = model.logits(inputs)[there].numpy()
-    return found
 
 
 def shape_of(artefact: RankerArtefact) -> Shape:

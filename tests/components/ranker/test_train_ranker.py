@@ -19,15 +19,14 @@ from components.data.examples import (
 )
 from components.hyper_parameters import RANKERS, read_ranker_params, reads
 from components.models.dlrm import Dlrm
-from components.models.ranker import Inputs, Shape
+from components.models.ranker import Shape
 from components.ranker.certificate import check, check_chain
-from components.ranker.export_ranker import probabilities
+from components.ranker.export_ranker import said_of_rows
 from components.ranker.ranker_artefact import RankerArtefact, read_ranker
 from components.ranker.scoring import OnnxRanker
 from components.ranker.train_ranker import (
     calibrate,
     load_ranker,
-    logits_of,
     platt,
     read_shape,
     train_ranker,
@@ -130,7 +129,8 @@ def test_the_graph_scores_like_the_stored_weights(
         with pytest.raises(ContractViolation, match="without torch weights"):
             load_ranker(trained)
         return
-    expected = probabilities(load_ranker(trained), held_out)
+    ranker = load_ranker(trained)
+    expected = said_of_rows(lambda inputs: ranker(*inputs), held_out)
     np.testing.assert_allclose(graph.scores(held_out), expected, atol=1e-4)
 
 
@@ -333,18 +333,6 @@ def test_without_purchases_probabilities_stay_as_trained(plant: Callable[..., Ra
     result = calibrate(model, replace(data, label=np.zeros_like(data.label)))
     assert result == {"calibration_slope": 1.0, "calibration_intercept": 0.0}
     assert model.calibration.tolist() == [1.0, 0.0]
-
-
-def test_logits_of_lists_of_unequal_length_lie_where_their_rows_are(
-    plant: Callable[..., RankerExamples],
-) -> None:
-    data = replace(plant(3, 10, seed=0), start=np.array([0, 4, 4, 30]))
-    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8).eval()
-    with torch.no_grad():
-        nothing = torch.empty(0)
-        codes = torch.from_numpy(data.categorical.astype(np.int64))
-        straight = model.logits(Inputs(torch.from_numpy(data.dense), codes, nothing, nothing, nothing))
-    np.testing.assert_allclose(logits_of(model, data), straight.numpy(), atol=1e-6)
 
 
 @slow
