@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from components.data.build_examples import replay
 from components.data.fit_statistics import fit_statistics, purchases_of
-from components.data.materialize_features import materialize_features, users_as_of, write_view
+from components.data.materialize_features import materialize_features, users_as_of
 from feature_repo.aggregates import UserEvents, fold, make_events, no_events, pack, summary_of, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
 from feature_repo.queries import User
@@ -219,33 +219,8 @@ def test_rows_see_nothing_at_or_after_the_cut(tmp_path: Path) -> None:
         assert view(tmp_path / "planted", name).equals(view(tmp_path / "clean", name)), name
 
 
-def test_files_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    for run in ("first", "second"):
-        materialized(tmp_path / run, shop())
-    for name in (f"{EVENTS}/{BASE}", *(f"{view}/snapshots.parquet" for view in (USER_VIEW, ITEM_VIEW))):
-        first, second = (tmp_path / run / "features" / name for run in ("first", "second"))
-        assert first.read_bytes() == second.read_bytes(), name
-
-
 def test_a_cut_before_the_first_event_is_refused(tmp_path: Path) -> None:
     data = dataset(tmp_path, shop())
     fit_statistics(data, tmp_path / "statistics", iso(CUT))
     with pytest.raises(ValueError, match="no event before"):
         materialize_features(data, tmp_path / "statistics", tmp_path / "features", iso(START - 1))
-
-
-def test_a_view_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = (pa.table({"number": [number]}) for number in range(2))
-    write_view(tmp_path, USER_VIEW, old)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_view(tmp_path, USER_VIEW, new)
-    file = tmp_path / USER_VIEW / "snapshots.parquet"
-    assert pq.read_table(file).equals(old)
-    write_view(tmp_path, USER_VIEW, old, new)
-    assert pq.read_table(file)["number"].to_pylist() == [0, 1]
