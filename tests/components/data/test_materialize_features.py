@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 from components.data.build_examples import replay
 from components.data.fit_statistics import fit_statistics, purchases_of
 from components.data.materialize_features import materialize_features, users_as_of
-from feature_repo.aggregates import UserEvents, fold, make_events, no_events, pack, summary_of, unpack
+from feature_repo.aggregates import fold, make_events, no_events, pack, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
-from feature_repo.queries import User
-from feature_repo.schema import ITEM, USER, item_values
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
-from feature_repo.statistics import read_statistics
 from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
 
 WEEK_S = 7 * 86_400
@@ -182,33 +179,6 @@ def test_the_archive_holds_every_event_also_those_after_the_cut(tmp_path: Path) 
     pd.testing.assert_frame_equal(found[EVENT_SCHEMA.names], expected[EVENT_SCHEMA.names])
     assert pc.max(archive["at"]).as_py().timestamp() > CUT
     assert [file.name for file in (tmp_path / "features" / EVENTS).iterdir()] == [BASE]
-
-
-def test_scalars_agree_with_the_row_they_stand_beside(tmp_path: Path) -> None:
-    materialized(tmp_path, shop())
-    for row in view(tmp_path, USER_VIEW).to_pylist():
-        events: UserEvents = unpack(row[HISTORY])
-        for feature in USER:
-            value = np.float32(feature(User(events, CUT)))
-            assert np.float32(row[feature.__name__]) == value, feature.__name__
-        _, totals = summary_of(events, CUT)
-        assert row["user_basket_count"] == totals.baskets
-        assert row["user_basket_size"] == pytest.approx(totals.lines / totals.baskets)
-        assert row["user_recency_days"] == pytest.approx((CUT - totals.last_basket_at) / 86_400)
-        assert 0 <= row["user_discount_ratio"] < 1
-        assert events.items.tolist() == sorted(events.items.tolist())
-
-
-def test_item_rows_are_the_statistics_that_are_served(tmp_path: Path) -> None:
-    materialized(tmp_path, shop())
-    served = read_statistics(tmp_path / "statistics")
-    rows = view(tmp_path, ITEM_VIEW)
-    assert rows["item_id"].to_pylist() == served.item_ids.tolist()
-    for feature, values in zip(ITEM, item_values(served).T, strict=True):
-        np.testing.assert_array_equal(
-            rows[feature.__name__].to_numpy(), values.astype(np.float32), err_msg=feature.__name__
-        )
-    np.testing.assert_array_equal(rows["item_purchases_4w"].to_numpy(), served.purchases_4w)
 
 
 def test_rows_see_nothing_at_or_after_the_cut(tmp_path: Path) -> None:
