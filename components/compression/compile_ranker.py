@@ -51,12 +51,8 @@ def compile_ranker(
     Only variants within their tolerance may win, and only engines that the endpoint has: PyTorch, eager and
     compiled, is measured beside them for comparison.
 
-    Args:
-        examples: what `build_examples` wrote.
-        ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
-        variants: what `quantize_ranker` wrote.
-        compiled: the directory to write; ENGINES in it has a row for every engine and variant.
-        params: fields of `CompileParams`.
+    The pruned ranker takes part as the variant fp32. ENGINES in `compiled` has a row for every engine and
+    variant.
 
     Returns:
         The winner's variant and engine, its p50 and how many times faster than eager PyTorch that is.

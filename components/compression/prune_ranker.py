@@ -39,11 +39,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     that the matrices that are left are really smaller. When no ratio holds the tolerance the student
     itself goes on.
 
-    Args:
-        examples: what `build_examples` wrote.
-        student: what `distill_ranker` wrote.
-        pruned: the directory to write; `table.json` in it has a row for every ratio that was tried.
-        params: fields of `PruneParams`.
+    `table.json` in `pruned` has a row for every ratio that was tried.
 
     Returns:
         The ratio that was kept, 0 for none, and NDCG@10 on the held-out lists for each.

@@ -54,9 +54,8 @@ class Variant:
 # the scores of all shoppers in the same batch (by up to 0.4, measured).
 VARIANTS: Mapping[str, Variant] = {
     "fp16": Variant(16, tolerance="fp16"),
-    "fp16_dense": Variant(
-        16, "fp16", "fp16"
-    ),  # a GPU computes in them, a CPU in float32 with weights read from them
+    # A GPU computes in 16 bits, a CPU in float32 with weights read from them.
+    "fp16_dense": Variant(16, "fp16", "fp16"),
     "int8": Variant(8, tolerance="int8"),
     "int4": Variant(4, tolerance="int4"),
     "int8_weights": Variant(8, "int8_weights", "int8"),
@@ -73,11 +72,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     that way, they are tuned with the rounding in the loop (quantisation-aware training, straight-through
     gradients: Jacob et al., arXiv 1712.05877) and rounded again.
 
-    Args:
-        examples: what `build_examples` wrote.
-        ranker: what `prune_ranker` wrote, or any ranker of PyTorch.
-        variants: the directory to write; `table.json` in it has a row for every variant.
-        params: fields of `QuantizeParams`.
+    Any ranker of PyTorch can be quantised. `table.json` in `variants` has a row for every variant.
 
     Returns:
         NDCG@10 on the held-out lists of each variant as a share of the parent's; and a table with its size,

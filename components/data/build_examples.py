@@ -197,12 +197,7 @@ def build_examples(
 ) -> dict[str, int]:
     """Write the retriever's and the ranker's examples of everything before `cut`.
 
-    Args:
-        dataset: what `ingest_events` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        examples: the directory to write.
-        cut: ISO 8601 time; nothing at or after it is read.
-        params: fields of `ExampleParams`.
+    The cut, in ISO 8601, is that of the statistics; nothing at or after it is read.
 
     Returns:
         The number of retriever baskets, ranker lists and ranker rows.

@@ -61,10 +61,7 @@ HEADLINE = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, Any]:
     """Evaluate a bundle and write a sealed copy with results and drift reference.
 
-    Args:
-        bundle: what `assemble_bundle` wrote.
-        dataset: the data set, including the weeks after the bundle's cut.
-        evaluated: the directory to write.
+    The data set includes the weeks after the bundle's cut.
 
     Returns:
         The id of the sealed copy; the headline metrics of the served path with their intervals; those of the

@@ -79,12 +79,8 @@ def distill_ranker(
     The soft loss is the cross-entropy between the ensemble's and the student's softmax over each list
     (Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
 
-    Args:
-        examples: what `build_examples` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        teachers: what `train_ranker` wrote, at least one; one that is named twice counts once.
-        student: the directory to write.
-        params: fields of `StudentParams`.
+    Examples and statistics are of the same cut. There is at least one teacher; one that is named twice counts
+    once.
 
     Returns:
         NDCG@10 on the held-out lists of the student and of the ensemble, the seconds used, and the loss of

@@ -48,12 +48,8 @@ def train_ranker(
     Under `torchrun` each process takes its share of every batch (DistributedDataParallel) and the first
     one writes. Trees use all cores of one machine instead.
 
-    Args:
-        examples: what `build_examples` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        checkpoint: the directory to write.
-        model: a key of `RANKERS`.
-        params: fields of `RankerParams` for each model, by its name; others' are passed over.
+    Examples and statistics are of the same cut; `model` is a key of `RANKERS`. `params` has fields of
+    `RankerParams` for each model, by its name; others' are passed over.
 
     Returns:
         Calibration slope and intercept, NDCG@10 on the calibration lists, the seconds used, and the loss of

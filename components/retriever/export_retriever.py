@@ -26,10 +26,7 @@ TOLERANCE = 1e-4  # largest difference allowed between PyTorch and ONNX Runtime,
 def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str, float]:
     """Write `query_tower.onnx`, `parity.json` and `params.json` (the training parameters).
 
-    Args:
-        retriever: checkpoint of `train_retriever`.
-        examples: the examples it was trained on; real inputs for the comparison.
-        graphs: the directory to write.
+    The examples that it was trained on are the inputs of the comparison.
 
     Returns:
         The largest absolute difference between PyTorch and ONNX Runtime.
