@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
+INDEX = ("kind", "recall", "k", "target", "p50_ms", "bytes")  # of its build's measurements
 HEADLINE = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
 
 
@@ -134,6 +135,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         records = _records(bundle, found.whole, counts)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
+    index = json.loads((bundle.path / INDEX_REPORT).read_bytes())
     results: dict[str, Any] = {
         "test_window": {
             "from": start.isoformat(),
@@ -154,18 +156,10 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         "segments": _segments(served, tasks),
         "cold": cold,
         "calibration": calibration(pairs),
-        "index": _index(bundle),
+        "index": {name: index[name] for name in INDEX if name in index},
     }
     results["seconds"] = round(time.perf_counter() - began, 1)
     return results, records
-
-
-def _index(bundle: Bundle) -> dict[str, Any]:
-    """Return the measurements of the index from its build, without the curve."""
-    file = bundle.path / INDEX_REPORT
-    report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
-    names = ("kind", "recall", "k", "target", "p50_ms", "bytes")
-    return {name: report[name] for name in names if name in report}
 
 
 def tasks_after(purchases: Purchases, statistics: Statistics, start: pd.Timestamp) -> Tasks:

@@ -215,7 +215,6 @@ def _compare(
             "mean": float(apart.mean()) if len(apart) else 0.0,
         },
         "top_10_overlap": _overlap(scores, parent, lists, mask),
-        "calibration_error": _calibration_error(scores[rows], np.asarray(lists.label)[rows]),
     }
     for metric in ours:
         chosen = judged if metric != "logloss" else mask
@@ -248,16 +247,3 @@ def _overlap(scores: np.ndarray, parent: np.ndarray, lists: RankerExamples, mask
         best = [set(np.argsort(-s[begin:end], kind="stable")[:TOP].tolist()) for s in (scores, parent)]
         shares.append(len(best[0] & best[1]) / len(best[0]))
     return float(np.mean(shares)) if shares else 1.0
-
-
-def _calibration_error(scores: np.ndarray, label: np.ndarray) -> float:
-    """Return the expected calibration error over ten bins of equal size."""
-    if not len(scores):
-        return 0.0
-    order = np.argsort(scores, kind="stable")
-    gaps = [
-        abs(float(scores[part].mean()) - float(label[part].mean())) * len(part) / len(scores)
-        for part in np.array_split(order, 10)
-        if len(part)
-    ]
-    return float(sum(gaps))

@@ -16,18 +16,18 @@ from components.data.examples import ContractViolation, RankerExamples, read_man
 from components.hyper_parameters import RankerParams, StudentParams
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
-from components.ranker.certificate import certify, enforce
+from components.ranker.certificate import enforce
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Soft, fit, sample_rows
+from components.ranker.lineage import certify_child
 from components.ranker.ranker_artefact import (
-    GRAPH,
     Cost,
     RankerArtefact,
     begin_ranker,
     finish_ranker,
     read_ranker,
 )
-from components.ranker.scoring import OnnxRanker, logit, measure
+from components.ranker.scoring import OnnxRanker, logit
 from components.ranker.train_ranker import calibrate, platt, read_shape
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Ensemble:
         """Combine distinct teachers and calibrate their scores on the held-out lists."""
         distinct = tuple({teacher.id: teacher for teacher in teachers}.values())
         raw = cls(distinct, 1.0, 0.0)
-        if len(distinct) == 1 or not np.any(held_out.label):
+        if len(distinct) == 1:
             return raw
         return cls(distinct, *platt(raw.logits(held_out), held_out.label))
 
@@ -130,7 +130,10 @@ def train_student(
     begin_ranker(student)
     np.save(student / TAUGHT, taught, allow_pickle=False)
     exported = export_ranker(model, student, held_out)
-    certificate = certify_against_ensemble(ensemble, student / GRAPH, exported, held_out)
+    scores = ensemble.scores(held_out).astype(np.float32)
+    certificate = certify_child(
+        "distill_ranker", "distill", student, ensemble.teachers, scores, held_out, export=exported
+    )
     own = [one for teacher in ensemble.teachers for one in teacher.certificates]
     finish_ranker(
         student,
@@ -162,28 +165,3 @@ def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
             "pass the examples that the student learnt from"
         )
     return taught
-
-
-def certify_against_ensemble(
-    ensemble: Ensemble, graph: Path, exported: dict[str, Any], held_out: RankerExamples
-) -> dict[str, Any]:
-    """Return the certificate of a student; the ensemble's bytes and milliseconds are its teachers' sums."""
-    ranker = OnnxRanker(graph)
-    teachers = [OnnxRanker(teacher.graph) for teacher in ensemble.teachers]
-    latency, *theirs = measure([ranker, *teachers], held_out)
-    return certify(
-        "distill_ranker",
-        "distill",
-        (exported["id"], ranker.scores(held_out)),
-        [teacher.id for teacher in ensemble.teachers],
-        ensemble.scores(held_out).astype(np.float32),
-        held_out,
-        export=exported,
-        bytes=graph.stat().st_size,
-        latency_ms=latency,
-        parent_bytes=sum(teacher.graph.stat().st_size for teacher in ensemble.teachers),
-        parent_latency_ms={
-            size: {name: round(sum(one[size][name] for one in theirs), 4) for name in latency[size]}
-            for size in latency
-        },
-    )

@@ -121,9 +121,6 @@ def read_shape(examples: Path, statistics: Path) -> Shape:
 
 def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[str, float]:
     """Fit slope and intercept by Newton's method on whole lists, and set them in the model."""
-    if len(data.label) == 0 or not data.label.any():
-        log.warning("no purchases to calibrate on: probabilities stay as trained")
-        return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
     logits = said_of_rows(model.logits, data) if isinstance(model, Ranker) else model.logits_of(data)
     slope, intercept = platt(logits, data.label)
     model.calibrate(slope, intercept)

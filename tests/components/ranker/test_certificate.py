@@ -106,14 +106,6 @@ def test_overlap_is_the_share_of_the_ten_best_that_both_name() -> None:
     assert found["top_10_overlap"] == pytest.approx((0.8 + 1.0) / 2)
 
 
-def test_calibration_error_by_hand() -> None:
-    """Ten bins of two rows: the first says 0.1 and none is bought, the last 0.9 and one of two is."""
-    scores = [0.1] * 10 + [0.9] * 10
-    data = lists([0] * 10 + [1, 0] * 5)
-    found = certified(data, scores, scores)
-    assert found["calibration_error"] == pytest.approx((0.1 + 0.4) / 2, abs=1e-6)
-
-
 def test_the_interval_is_paired_and_holds_the_difference() -> None:
     rng = np.random.default_rng(0)
     data = lists(*[[1] + [0] * 9] * 200)

@@ -1,7 +1,6 @@
 """The ensemble speaks with one voice, each teacher counted once; the student says whom it learnt from."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,14 +68,6 @@ def test_the_ensemble_is_the_mean_of_the_logits_calibrated(
     )
     probability = 1 / (1 + np.exp(-ensemble.logits(data).astype(np.float64)))
     assert probability.mean() == pytest.approx(data.label.mean(), rel=1e-2)
-
-
-def test_without_purchases_the_ensemble_stays_as_it_is(
-    opinionated: Callable[..., RankerArtefact], data: RankerExamples
-) -> None:
-    nothing = replace(data, label=np.zeros_like(data.label))
-    ensemble = Ensemble.of([opinionated("one", SIGNAL, 0.5), opinionated("two", 0, 0.1)], nothing)
-    assert (ensemble.slope, ensemble.intercept) == (1.0, 0.0)
 
 
 @pytest.mark.slow

@@ -106,7 +106,6 @@ def test_probabilities_are_those_of_the_held_out_lists(
     planted = np.asarray(held_out.dense)[:, DENSE_NAMES.index("together_sum")] > 5
     assert scores[planted].mean() == pytest.approx(0.9, abs=0.2)
     assert scores[~planted].mean() == pytest.approx(0.1 / 29, abs=0.006)
-    assert trained.certificates[-1]["calibration_error"] < 0.02
 
 
 @slow
@@ -323,11 +322,3 @@ def test_calibration_finds_the_purchase_rate(plant: Callable[..., RankerExamples
     with torch.no_grad():
         served = model(torch.from_numpy(data.dense), torch.from_numpy(data.categorical.astype(np.int64)))
     assert served.mean().item() == pytest.approx(data.label.mean(), rel=1e-3)
-
-
-def test_without_purchases_probabilities_stay_as_trained(plant: Callable[..., RankerExamples]) -> None:
-    data = plant(2, 5, seed=0)
-    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8)
-    result = calibrate(model, replace(data, label=np.zeros_like(data.label)))
-    assert result == {"calibration_slope": 1.0, "calibration_intercept": 0.0}
-    assert model.calibration.tolist() == [1.0, 0.0]
