@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
+from components.data.examples import Examples, RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
 from components.measurement import cores
@@ -73,7 +73,6 @@ NO_LISTS = RankerExamples(
     np.empty((0, HISTORY_LENGTH), np.float16),
     np.empty((0, BASKET_LENGTH), np.int32),
 )
-Examples = TypeVar("Examples", RetrieverExamples, RankerExamples)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from components.data.examples import ContractViolation, RankerExamples, read_man
 from components.hyper_parameters import RankerParams, StudentParams
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
+from components.progress import with_progress
 from components.ranker.certificate import enforce
 from components.ranker.export_ranker import export_ranker
 from components.ranker.fitting import Soft, fit, sample_rows
@@ -29,8 +28,6 @@ from components.ranker.ranker_artefact import (
 )
 from components.ranker.scoring import OnnxRanker, logit
 from components.ranker.train_ranker import calibrate, platt, read_shape
-
-log = logging.getLogger(__name__)
 
 TAUGHT = "taught.npy"  # beside a student: the ensemble's logit of every training row, for later tuning
 
@@ -55,15 +52,8 @@ class Ensemble:
     def logits(self, data: RankerExamples) -> np.ndarray:
         """Return the logit of every row, (rows,) float32."""
         total = np.zeros(len(data.label), np.float32)
-        for teacher in self.teachers:
-            began = time.perf_counter()
+        for teacher in with_progress(self.teachers, len(self.teachers), "teachers have scored all rows"):
             total += logit(OnnxRanker(teacher.graph, threads=2).scores(data))
-            log.info(
-                "%s scored %d rows in %.0f s",
-                teacher.manifest["model"],
-                len(total),
-                time.perf_counter() - began,
-            )
         return self.slope * total / len(self.teachers) + self.intercept
 
     def scores(self, data: RankerExamples) -> np.ndarray:
@@ -153,11 +143,9 @@ def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
     """Return the ensemble's logit of each training row, (rows,), as it lies beside a student.
 
     Raises:
-        ContractViolation: the file is missing, or belongs to other rows.
+        ContractViolation: the file belongs to other rows.
     """
     file = student / TAUGHT
-    if not file.is_file():
-        raise ContractViolation(f"{student} holds no {TAUGHT}: pass what distill_ranker wrote, a student")
     taught: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
     if len(taught) != len(data.label):
         raise ContractViolation(

@@ -128,8 +128,6 @@ def test_a_student_without_teachers_is_refused(tmp_path: Path) -> None:
 
 
 def test_opinions_of_other_rows_are_refused(tmp_path: Path, plant: Callable[..., RankerExamples]) -> None:
-    with pytest.raises(ContractViolation, match=r"holds no taught.npy: pass what distill_ranker wrote"):
-        read_taught(tmp_path, plant(3, 4, seed=0))
     np.save(tmp_path / TAUGHT, np.zeros(7, np.float32))
     with pytest.raises(ContractViolation, match="speaks of 7 rows, the examples hold 12"):
         read_taught(tmp_path, plant(3, 4, seed=0))
