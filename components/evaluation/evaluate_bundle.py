@@ -262,10 +262,7 @@ def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[s
     nothing = Quotas(history=0, together=0, week=0, tower=0, store=0)
     alone: dict[str, Quotas] = {
         "served": bundle.settings.quotas,
-        **{
-            name: replace(nothing, **{name: 500})
-            for name in ("history", "together", "week", "tower", "store")
-        },
+        **{name: replace(nothing, **{name: 500}) for name in vars(nothing) if name != "total"},
         "popular": nothing,
     }
     tower = bundle.profiles[DEFAULT_PROFILE].tower
@@ -290,17 +287,10 @@ def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[s
                     hit[~before].mean() if (~before).any() else np.nan,
                 )
             )
+    means = {name: np.ma.masked_invalid(rows).mean(0).filled(0.0).round(4) for name, rows in found.items()}
     return {
-        name: dict(
-            zip(("recall", "repeat", "new"), (round(float(x), 4) for x in _nanmeans(rows)), strict=True)
-        )
-        for name, rows in found.items()
+        name: dict(zip(("recall", "repeat", "new"), row.tolist(), strict=True)) for name, row in means.items()
     }
-
-
-def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
-    columns = np.array(rows).T
-    return [float(c[~np.isnan(c)].mean()) if (~np.isnan(c)).any() else 0.0 for c in columns]
 
 
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:
