@@ -114,8 +114,11 @@ def train_ranker(
     def work() -> dict[str, Any]:
         return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
 
-    own = {"model": model, **params.get(model, {})}
-    return show(recorded(tracking_uri, model_name, "train_ranker", own, work), numbers, page)
+    return show(
+        recorded(tracking_uri, model_name, "train_ranker", {"model": model, **params.get(model, {})}, work),
+        numbers,
+        page,
+    )
 
 
 @step

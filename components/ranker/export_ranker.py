@@ -77,7 +77,7 @@ def sample_inputs(
 
 
 def said_of_rows(ask: Callable[[Inputs], Tensor], data: RankerExamples) -> np.ndarray:
-    """Return what a torch ranker says of each row, (rows,) float32, asking for some lists at a time."""
+    """Return the answer of a torch ranker for each row, (rows,) float32, asking for some lists at a time."""
     found = np.empty(len(data.label), np.float32)
     with torch.no_grad():
         for lists in batches(data.start):

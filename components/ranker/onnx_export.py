@@ -22,7 +22,7 @@ def export_torch(
     output: str,
     file: Path,
 ) -> None:
-    """Write the graph of a module in evaluation mode; who opens it finds operators that lack a kernel.
+    """Write the graph of a module in evaluation mode. Its first session finds operators without a kernel.
 
     Args:
         model: called with the inputs in their order.

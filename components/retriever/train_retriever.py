@@ -136,7 +136,7 @@ def _hide(basket: np.ndarray, targets: int, rng: np.random.Generator) -> tuple[n
 
 
 def write_retriever(checkpoint: Path, model: TwoTower, params: dict[str, Any]) -> None:
-    """Write a model's weights and what is needed to build it again."""
+    """Write a model's weights and the sizes to build it again."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     write_weights(checkpoint, model)
     sizes = {
