@@ -138,13 +138,9 @@ def _write(
 def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerExamples) -> onnx.ModelProto:
     """Return the graph with its linear layers in the given form.
 
-    Args:
-        model: the graph; it may be changed.
-        how: fp32 (unchanged), fp16 (weights and inputs), int8_weights or int4_weights (blocks of
-            weights, inputs stay float), int8_static (weights and activations, ranges read from
-            training lists), int8_smooth (the same after SmoothQuant).
-        file: where the graph lies, for reading ranges.
-        train: lists to read ranges from.
+    It is fp32 (unchanged), fp16 (weights and inputs), int8_weights or int4_weights (blocks of weights, inputs
+    stay float), int8_static (weights and activations, whose ranges are read from training lists by the graph
+    in `file`), or int8_smooth (the same after SmoothQuant). The graph that is given may be changed.
     """
     # Here, not above: `serving.stages.onnx_runtime` must load the library first.
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static

@@ -57,7 +57,7 @@ class Parent:
         self.scores = OnnxRanker(artefact.graph).scores(held_out)
 
     def certify(self, step: str, tolerance: str, place: Path, **measured: Any) -> dict[str, Any]:
-        """Return the certificate of the graph in `place`, see `certify_child`."""
+        """Return the certificate of a child's graph in `place`, see `certify_child`."""
         return certify_child(step, tolerance, place, [self.artefact], self.scores, self.held_out, **measured)
 
     def finish(
@@ -65,12 +65,7 @@ class Parent:
     ) -> None:
         """Write a child's certificates and manifest: the parent's, and the changes of the step.
 
-        Args:
-            place: the child's directory, which holds its graph.
-            certificate: what `certify` returned.
-            cost: of the step, still running.
-            params: the step's own, under its name.
-            fields: of the manifest.
+        `place` holds the child's graph; the cost is still running; params are the step's own, under its name.
         """
         known = {name: value for name, value in self.artefact.manifest.items() if name not in ("kind", "id")}
         changed = {

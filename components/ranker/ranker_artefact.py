@@ -103,18 +103,13 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(stored[name]) for name in stored.files}
 
 
-def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any) -> str:
-    """Write certificates and manifest, the last file; return the id.
+def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any) -> None:
+    """Write certificates, of this step the last, and the manifest beside a graph.
 
-    Args:
-        path: holds `ranker.onnx` already.
-        certificates: of all steps so far, this one's last.
-        fields: step, parents (ids), model, shape, size, params, cost.
+    The fields are step, parents (ids), model, shape, size, params and cost.
     """
-    found = graph_id(path / GRAPH)
     write_json(path / CERTIFICATES, certificates)
-    write_json(path / MANIFEST, {"kind": "ranker", "id": found, **fields})
-    return found
+    write_json(path / MANIFEST, {"kind": "ranker", "id": graph_id(path / GRAPH), **fields})
 
 
 def read_ranker(path: Path) -> RankerArtefact:
