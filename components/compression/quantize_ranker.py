@@ -138,9 +138,9 @@ def _write(
 def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerExamples) -> onnx.ModelProto:
     """Return the graph with its linear layers in the given form.
 
-    It is fp32 (unchanged), fp16 (weights and inputs), int8_weights or int4_weights (blocks of weights, inputs
-    stay float), int8_static (weights and activations, whose ranges are read from training lists by the graph
-    in `file`), or int8_smooth (the same after SmoothQuant). The graph that is given may be changed.
+    fp32 is unchanged, fp16 has weights and inputs in 16 bits. int8_weights and int4_weights have blocks of
+    weights, and inputs stay float. int8_static has activations, too, whose ranges come from training lists by
+    the graph in `file`. int8_smooth is the same after SmoothQuant. The graph that is given may be changed.
     """
     # Here, not above: `serving.stages.onnx_runtime` must load the library first.
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
