@@ -6,21 +6,27 @@ wrong name is an error before PyTorch has loaded. The comment beside or above a 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from inspect import getsource, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from msgspec import Meta
 
 from components.parameters import (
+    AtLeast0,
+    Count,
+    Dropout,
+    Inside,
+    Part,
+    Positive,
+    Share,
+    Whole,
     overlay,
     read_arguments,
     read_params,
-    require_at_least_0,
-    require_positive,
-    require_share,
 )
 from serving.schemas import DEFAULT_PROFILE
 from serving.stages.retrieval import Quotas
@@ -37,26 +43,13 @@ SIZES = (1, 100, 500, 1_000)  # numbers of candidates that a ranker's speed is m
 class ExampleParams:
     """How many examples to build; `fast` runs lower the numbers, never the steps."""
 
-    windows: int = 7  # periods of four weeks before the cut whose baskets become examples
-    negatives: int = 30  # per list, drawn from the retrieved candidates
-    masks: int = 3  # lists made from one basket, each hiding other items; more cost new items
-    user_ratio: float = 1.0  # users who give examples; all count in the statistics
-    stranger_ratio: float = 0.1  # baskets asked once more without history, with any part of the basket
-    calibration_ratio: float = 0.2  # users whose last window is held out of training, all candidates kept
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse parameters that give no examples, no users or no held-out lists."""
-        require_positive(self, "windows", "negatives", "masks")
-        require_share(self, "stranger_ratio")
-        if not 0 < self.calibration_ratio < 1:
-            raise TypeError(
-                f"ExampleParams.calibration_ratio is {self.calibration_ratio}, expected between 0 and 1"
-            )
-        if not 0 < self.user_ratio <= 1:
-            raise TypeError(
-                f"ExampleParams.user_ratio is {self.user_ratio}, expected a share: 0.1, or 1 for all"
-            )
+    windows: Count = 7  # periods of four weeks before the cut whose baskets become examples
+    negatives: Count = 30  # per list, drawn from the retrieved candidates
+    masks: Count = 3  # lists made from one basket, each hiding other items; more cost new items
+    user_ratio: Part = 1.0  # users who give examples; all count in the statistics
+    stranger_ratio: Share = 0.1  # baskets asked once more without history, with any part of the basket
+    calibration_ratio: Inside = 0.2  # users whose last window is held out of training, all candidates kept
+    seed: Whole = 0  # of every random choice in this step
 
 
 # ---------------------------------------------------------------------------------------------- retriever
@@ -66,36 +59,25 @@ class ExampleParams:
 class RetrieverParams:
     """Hyper-parameters of the two-tower model."""
 
-    dim: int = 63  # of the vectors; one more dimension holds the item's bias
-    hidden: int = 128  # width of each tower's hidden layer
-    epochs: int = 4  # passes over the baskets, at least: a small shop's are passed more often
-    batch_size: int = 512  # baskets
-    learning_rate: float = 4e-3  # the highest; it rises and falls once
-    negatives: int = 8_192  # uniform from the catalogue, shared by a batch
-    targets: int = 3  # hidden items per basket and epoch
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse a training of nothing."""
-        require_positive(
-            self, "epochs", "batch_size", "dim", "hidden", "learning_rate", "negatives", "targets"
-        )
+    dim: Count = 63  # of the vectors; one more dimension holds the item's bias
+    hidden: Count = 128  # width of each tower's hidden layer
+    epochs: Count = 4  # passes over the baskets, at least: a small shop's are passed more often
+    batch_size: Count = 512  # baskets
+    learning_rate: Positive = 4e-3  # the highest; it rises and falls once
+    negatives: Count = 8_192  # uniform from the catalogue, shared by a batch
+    targets: Count = 3  # hidden items per basket and epoch
+    seed: Whole = 0  # of every random choice in this step
 
 
 @dataclass(frozen=True)
 class IndexParams:
     """What the index must reach, and how that is measured."""
 
-    target: float = 0.97  # of the k items nearest by exact search, the share that it finds
-    k: int = 500  # items that each measured search asks for
-    margin: float = 0.25  # share of the time that another type must save; nearer ones count as equally fast
-    queries: int = 500  # training baskets that are searched for
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse a measurement of nothing."""
-        require_positive(self, "k", "queries", "target")
-        require_share(self, "target", "margin")
+    target: Part = 0.97  # of the k items nearest by exact search, the share that it finds
+    k: Count = 500  # items that each measured search asks for
+    margin: Share = 0.25  # share of the time that another type must save; nearer ones count as equally fast
+    queries: Count = 500  # training baskets that are searched for
+    seed: Whole = 0  # of every random choice in this step
 
 
 # ------------------------------------------------------------------------------------------------ rankers
@@ -106,17 +88,12 @@ class RankerParams:
     """How large a ranker is and how it is trained."""
 
     size: dict[str, Any] = field(default_factory=dict)  # arguments of the model's class
-    epochs: int = 2  # passes over the lists, at least: a small shop's few lists are passed more often
-    batch_size: int = 64  # lists
-    learning_rate: float = 2e-3  # the highest; it rises and falls once
-    pointwise_weight: float = 0.1  # of the binary loss beside the loss over each list
-    table_decay: float = 0.0  # weight decay of embedding tables: rarely seen rows stay near zero
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse a training of nothing."""
-        require_positive(self, "epochs", "batch_size", "learning_rate")
-        require_at_least_0(self, "pointwise_weight", "table_decay")
+    epochs: Count = 2  # passes over the lists, at least: a small shop's few lists are passed more often
+    batch_size: Count = 64  # lists
+    learning_rate: Positive = 2e-3  # the highest; it rises and falls once
+    pointwise_weight: AtLeast0 = 0.1  # of the binary loss beside the loss over each list
+    table_decay: AtLeast0 = 0.0  # weight decay of embedding tables: rarely seen rows stay near zero
+    seed: Whole = 0  # of every random choice in this step
 
 
 # Adding a ranker: a file in `components/models/` and a line here, with its default parameters.
@@ -167,24 +144,16 @@ def read_ranker_params(given: Mapping[str, Any]) -> dict[str, RankerParams]:
 class StudentParams:
     """The student's size and its sources of learning."""
 
-    hidden: int = 128  # width of the layers
-    dim: int = 8  # of each embedding table
-    dropout: float = 0.0  # share of hidden units left out at random while learning
-    epochs: int = 3  # passes over the lists
-    batch_size: int = 64  # lists
-    learning_rate: float = 2e-3  # the highest; it rises and falls once
-    pointwise_weight: float = 0.1  # of the binary loss beside the loss over each list
-    soft_weight: float = 0.4  # of the teachers' scores; purchases have the rest
-    temperature: float = 1.0  # above 1 the teachers' scores are softened
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse a student of nothing, and weights that are no shares."""
-        require_positive(self, "hidden", "dim", "epochs", "batch_size", "learning_rate", "temperature")
-        require_share(self, "dropout", "soft_weight")
-        if self.dropout == 1:
-            raise TypeError("StudentParams.dropout is 1, expected a share below 1")
-        require_at_least_0(self, "pointwise_weight")
+    hidden: Count = 128  # width of the layers
+    dim: Count = 8  # of each embedding table
+    dropout: Dropout = 0.0  # share of hidden units left out at random while learning
+    epochs: Count = 3  # passes over the lists
+    batch_size: Count = 64  # lists
+    learning_rate: Positive = 2e-3  # the highest; it rises and falls once
+    pointwise_weight: AtLeast0 = 0.1  # of the binary loss beside the loss over each list
+    soft_weight: Share = 0.4  # of the teachers' scores; purchases have the rest
+    temperature: Positive = 1.0  # above 1 the teachers' scores are softened
+    seed: Whole = 0  # of every random choice in this step
 
 
 # -------------------------------------------------------------------------------------------- compression
@@ -194,38 +163,24 @@ class StudentParams:
 class PruneParams:
     """Which shares of the hidden units may go, and how each is tuned afterwards."""
 
-    ratios: tuple[float, ...] = (0.3, 0.15)  # shares of hidden units, the largest first, until one holds
-    epochs: int = 1  # passes over the lists after each share
-    batch_size: int = 64  # lists
-    learning_rate: float = 1e-3  # the highest; it rises and falls once
-    soft_weight: float = 0.7  # of the teachers' scores; purchases have the rest
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse shares that leave nothing or take nothing, and a tuning of nothing."""
-        numbers = [ratio for ratio in self.ratios if isinstance(ratio, int | float) and 0 < ratio < 1]
-        if not numbers or len(set(numbers)) < len(self.ratios):
-            raise TypeError(f"PruneParams.ratios is {self.ratios}, expected different shares between 0 and 1")
-        require_positive(self, "epochs", "batch_size", "learning_rate")
-        require_share(self, "soft_weight")
+    # Shares of hidden units, the largest first, until one holds.
+    ratios: Annotated[tuple[Inside, ...], Meta(min_length=1)] = (0.3, 0.15)
+    epochs: Count = 1  # passes over the lists after each share
+    batch_size: Count = 64  # lists
+    learning_rate: Positive = 1e-3  # the highest; it rises and falls once
+    soft_weight: Share = 0.7  # of the teachers' scores; purchases have the rest
+    seed: Whole = 0  # of every random choice in this step
 
 
 @dataclass(frozen=True)
 class QuantizeParams:
     """How a ranker is tuned when rounding alone loses more than the tolerance."""
 
-    tune_epochs: int = 1  # 0: rounding alone, whatever it loses
-    batch_size: int = 64  # lists
-    learning_rate: float = 5e-4  # the highest; it rises and falls once
-    soft_weight: float = 0.7  # of the teachers' scores; purchases have the rest
-    seed: int = 0  # of every random choice in this step
-
-    def __post_init__(self) -> None:
-        """Refuse a tuning that means nothing."""
-        if self.tune_epochs < 0:
-            raise TypeError(f"QuantizeParams.tune_epochs is {self.tune_epochs}, expected 0 or more")
-        require_positive(self, "batch_size", "learning_rate")
-        require_share(self, "soft_weight")
+    tune_epochs: Whole = 1  # 0: rounding alone, whatever it loses
+    batch_size: Count = 64  # lists
+    learning_rate: Positive = 5e-4  # the highest; it rises and falls once
+    soft_weight: Share = 0.7  # of the teachers' scores; purchases have the rest
+    seed: Whole = 0  # of every random choice in this step
 
 
 @dataclass(frozen=True)
@@ -233,14 +188,12 @@ class CompileParams:
     """How the winner is chosen."""
 
     candidates: int = 500  # the number of candidates whose p50 decides
-    near_ratio: float = 1.03  # as good as equally fast: then the smaller file wins
+    near_ratio: Annotated[float, Meta(ge=1)] = 1.03  # as good as equally fast: then the smaller file wins
 
     def __post_init__(self) -> None:
         """Refuse a number of candidates that is not measured."""
         if self.candidates not in SIZES:
             raise TypeError(f"CompileParams.candidates is {self.candidates}, expected one of {SIZES}")
-        if self.near_ratio < 1:
-            raise TypeError(f"CompileParams.near_ratio is {self.near_ratio}, expected 1 or more")
 
 
 # ------------------------------------------------------------------------------------------------ release
@@ -265,29 +218,20 @@ class BundleParams:
     # ask for 300.
     tower: int = 0
     store: int = Quotas.store  # candidates that sell best in the shopper's store
-    candidates: int = Quotas.total  # candidates of all sources that are ranked
-    type_penalty: float = 0.95  # factor of an item's worth for each item of its type above it
+    candidates: Count = Quotas.total  # candidates of all sources that are ranked
+    type_penalty: Part = 0.95  # factor of an item's worth for each item of its type above it
     # On the test weeks these weights changed NDCG@10 by -0.2 % [-0.5, 0.2]. They showed 11 % more of the
     # catalogue, and 1 % more of the items new to the shopper were found.
     # `reco bench rerank` measures it.
-    exposure: float = 0.5  # gain of an item whose manufacturer is new: 0.5 makes it worth half as much again
-    novelty: float = 0.2  # gain of rare items in the novel slots: 0.2 is 1.6 times for a tenth of the baskets
-    novel_slots: tuple[int, ...] = (10,)  # places in the list where novelty counts
-    novel_loss: float = 0.01  # worth, a probability, that a novel slot may lose against the usual choice
+    exposure: AtLeast0 = 0.5  # gain of an item whose manufacturer is new: with 0.5, worth half as much again
+    novelty: AtLeast0 = 0.2  # gain of rare items in novel slots: 0.2 is 1.6 times for a tenth of the baskets
+    novel_slots: tuple[Count, ...] = (10,)  # places in the list where novelty counts
+    novel_loss: AtLeast0 = 0.01  # worth, a probability, that a novel slot may lose against the usual choice
     spares_new: bool = True  # items new to the shopper pay no type penalty
     profiles: dict[str, Any] = field(default_factory=lambda: dict(PROFILES))  # other ways to find candidates
 
     def __post_init__(self) -> None:
-        """Refuse weights that mean nothing."""
-        if not 0 < self.type_penalty <= 1 or min(self.exposure, self.novelty, self.novel_loss) < 0:
-            raise TypeError(
-                f"BundleParams has type_penalty {self.type_penalty}, exposure {self.exposure}, novelty "
-                f"{self.novelty}, novel_loss {self.novel_loss}: expected a penalty of more than 0 and at "
-                "most 1, and 0 or more"
-            )
-        if min(self.novel_slots, default=1) < 1:
-            raise TypeError(f"BundleParams.novel_slots is {self.novel_slots}, expected places from 1")
-        require_positive(self, "candidates")
+        """Refuse quotas and profiles that cannot be read."""
         try:
             _ = self.quotas if self.profiles == PROFILES else self.read_profiles({})
         except ValueError as error:
@@ -327,36 +271,30 @@ class GateParams:
 
     # Times the NDCG@10 of a blend of own purchases and bought-together. The blend needs no training: a model
     # must earn its keep.
-    over_blend: float = 1.2
+    over_blend: AtLeast0 = 1.2
     # Times the NDCG@10 of plain vector search. Below this, candidate sources and ranker add nothing worth
     # their milliseconds.
-    over_two_tower: float = 2.0
+    over_two_tower: AtLeast0 = 2.0
     # Baskets of the evaluation: on fewer the differences below are chance.
-    least_baskets: int = 100
+    least_baskets: Whole = 100
     # Times the champion's NDCG@10. Two trainings on the same data differ by about half a per cent: a loss of
     # one per cent is not noise.
-    over_champion: float = 0.99
+    over_champion: AtLeast0 = 0.99
     # Times the share of the bought lines whose item the champion knows. Test baskets hold the challenger's
     # own items: one that was trained on half of the data has fewer, and its figures do not show it.
-    catalogue_of_champion: float = 0.95
+    catalogue_of_champion: AtLeast0 = 0.95
     # Times the champion's p99 of an answer, both on the machine of the gate. A tail of one fifth more takes
     # the headroom that the deadline leaves.
-    p99_over_champion: float = 1.2
+    p99_over_champion: AtLeast0 = 1.2
     # Times the teachers' NDCG@10 on the held-out lists, after all steps of compression together.
-    over_teachers: float = 0.98
+    over_teachers: AtLeast0 = 0.98
     # Baskets of the test window that the gate asks again. More take longer: 10 ms each, with a champion.
-    sample_baskets: int = 4_000
+    sample_baskets: Whole = 4_000
     # Share of the nearest items that the index must find. An index that finds less gives the ranker other
     # candidates than the retriever was trained to find.
-    index_recall: float = 0.97
+    index_recall: AtLeast0 = 0.97
     # Amazon lost 1 % of sales with each 100 ms that a page took longer (Linden, Make Data Useful, 2006).
-    sales_lost_per_100_ms: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Refuse what would turn a check into its opposite."""
-        for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
-                raise TypeError(f"GateParams.{name} is {value!r}, expected 0 (ask for nothing) or more")
+    sales_lost_per_100_ms: AtLeast0 = 0.01
 
 
 GROUPS: Mapping[str, type] = {
@@ -386,22 +324,26 @@ class HyperParameter:
 def describe(group: str) -> list[HyperParameter]:
     """Return the fields of a group; `ranker_params.NAME` adds the arguments of that ranker's class."""
     outer, _, ranker = group.partition(".")
-    usual = RANKERS[ranker][1] if ranker else GROUPS[outer]()
-    read = reads(ranker) if ranker else tuple(GROUPS[outer].__annotations__)
-    said = _comments(GROUPS[outer])
+    kind = GROUPS[outer]
+    usual, read = (RANKERS[ranker][1], reads(ranker)) if ranker else (kind(), tuple(kind.__annotations__))
+    said, types = _comments(kind), get_type_hints(kind)
     found = [
-        HyperParameter(f"{group}.{each.name}", getattr(usual, each.name), str(each.type), said[each.name])
-        for each in fields(usual)
-        if each.name in read and not (ranker and each.name == "size")
+        HyperParameter(f"{group}.{name}", getattr(usual, name), _word(types[name]), said[name])
+        for name in read
+        if not (ranker and name == "size")
     ]
     if ranker:
-        kind = ranker_class(ranker)
-        for name, argument in signature(kind).parameters.items():
+        model = ranker_class(ranker)
+        for name, argument in signature(model).parameters.items():
             if argument.default is not argument.empty:
                 value = usual.size.get(name, argument.default)
-                meaning = f"argument of {kind.__name__}"
+                meaning = f"argument of {model.__name__}"
                 found.append(HyperParameter(f"{group}.size.{name}", value, type(value).__name__, meaning))
     return found
+
+
+def _word(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _comments(group: type) -> dict[str, str]:

@@ -86,14 +86,10 @@ def train_retriever(
     from components.release.step_runs import recorded
     from components.retriever.train_retriever import train_retriever
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "train_retriever",
-        params,
-        lambda: train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params),
-    )
-    return show(report, numbers, page)
+    def work() -> dict[str, Any]:
+        return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+
+    return show(recorded(tracking_uri, model_name, "train_retriever", params, work), numbers, page)
 
 
 @step
@@ -115,14 +111,14 @@ def train_ranker(
     from components.ranker.train_ranker import train_ranker
     from components.release.step_runs import recorded
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "train_ranker",
-        {"model": model, **params.get(model, {})},
-        lambda: train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params),
+    def work() -> dict[str, Any]:
+        return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
+
+    return show(
+        recorded(tracking_uri, model_name, "train_ranker", {"model": model, **params.get(model, {})}, work),
+        numbers,
+        page,
     )
-    return show(report, numbers, page)
 
 
 @step
@@ -148,20 +144,16 @@ def distill_ranker(
     from components.ranker.distill_ranker import distill_ranker
     from components.release.step_runs import recorded
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "distill_ranker",
-        params,
-        lambda: distill_ranker(
+    def work() -> dict[str, Any]:
+        return distill_ranker(
             Path(examples.path),
             Path(statistics.path),
             [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)],
             Path(ranker.path),
             params,
-        ),
-    )
-    return show(report, numbers, page)
+        )
+
+    return show(recorded(tracking_uri, model_name, "distill_ranker", params, work), numbers, page)
 
 
 @step
@@ -182,14 +174,10 @@ def prune_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "prune_ranker",
-        params,
-        lambda: prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params),
-    )
-    return show(report, numbers, page)
+    def work() -> dict[str, Any]:
+        return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
+
+    return show(recorded(tracking_uri, model_name, "prune_ranker", params, work), numbers, page)
 
 
 @step
@@ -210,14 +198,10 @@ def quantize_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "quantize_ranker",
-        params,
-        lambda: quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params),
-    )
-    return show(report, numbers, page)
+    def work() -> dict[str, Any]:
+        return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
+
+    return show(recorded(tracking_uri, model_name, "quantize_ranker", params, work), numbers, page)
 
 
 @step
@@ -239,16 +223,12 @@ def compile_ranker(
     from components.pages import show
     from components.release.step_runs import recorded
 
-    report = recorded(
-        tracking_uri,
-        model_name,
-        "compile_ranker",
-        params,
-        lambda: compile_ranker(
+    def work() -> dict[str, Any]:
+        return compile_ranker(
             Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
-        ),
-    )
-    return show(report, numbers, page)
+        )
+
+    return show(recorded(tracking_uri, model_name, "compile_ranker", params, work), numbers, page)
 
 
 @step

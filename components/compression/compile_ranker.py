@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.data.examples import ContractViolation, RankerExamples, read_ranker_examples
+from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
 from components.hyper_parameters import SIZES, CompileParams
 from components.parameters import read_params
@@ -51,12 +51,8 @@ def compile_ranker(
     Only variants within their tolerance may win, and only engines that the endpoint has: PyTorch, eager and
     compiled, is measured beside them for comparison.
 
-    Args:
-        examples: what `build_examples` wrote.
-        ranker: what `prune_ranker` wrote; it takes part as the variant fp32.
-        variants: what `quantize_ranker` wrote.
-        compiled: the directory to write; ENGINES in it has a row for every engine and variant.
-        params: fields of `CompileParams`.
+    The pruned ranker takes part as the variant fp32. ENGINES in `compiled` has a row for every engine and
+    variant.
 
     Returns:
         The winner's variant and engine, its p50 and how many times faster than eager PyTorch that is.
@@ -70,14 +66,6 @@ def compile_ranker(
     cost = Cost([parent])
     known = {"fp32": parent}
     known |= {place.name: read_ranker(place) for place in sorted(variants.iterdir()) if place.is_dir()}
-    parent.weights()  # refuses anything but a PyTorch ranker, before anything is written
-    strangers = [
-        name for name, one in known.items() if one is not parent and parent.id not in one.manifest["parents"]
-    ]
-    if strangers:
-        raise ContractViolation(
-            f"{variants / strangers[0]} was not made from {ranker}: pass what quantize_ranker made of it"
-        )
     with tempfile.TemporaryDirectory() as scratch:
         graphs = {name: optimise(one.graph, Path(scratch) / f"{name}.onnx") for name, one in known.items()}
         arms, skipped = _measure(known, graphs, held_out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +15,15 @@ from torch import Tensor, nn
 
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import PruneParams, ranker_class
+from components.hyper_parameters import PruneParams, RankerParams, ranker_class
 from components.models.ranker import Ranker
 from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit
+from components.ranker.fitting import Soft, fit
 from components.ranker.lineage import Parent
-from components.ranker.ranker_artefact import MANIFEST, Cost, RankerArtefact, begin_ranker, read_ranker
+from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.train_ranker import calibrate, load_ranker, shape_of
 
 log = logging.getLogger(__name__)
@@ -40,11 +39,7 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     that the matrices that are left are really smaller. When no ratio holds the tolerance the student
     itself goes on.
 
-    Args:
-        examples: what `build_examples` wrote.
-        student: what `distill_ranker` wrote.
-        pruned: the directory to write; `table.json` in it has a row for every ratio that was tried.
-        params: fields of `PruneParams`.
+    `table.json` in `pruned` has a row for every ratio that was tried.
 
     Returns:
         The ratio that was kept, 0 for none, and NDCG@10 on the held-out lists for each.
@@ -57,32 +52,27 @@ def prune_ranker(examples: Path, student: Path, pruned: Path, params: dict[str, 
     parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     table: dict[str, Any] = {}
     kept = 0.0
-    begin_ranker(pruned)
-    with tempfile.TemporaryDirectory() as scratch:
-        best = student
-        for ratio in sorted(settings.ratios, reverse=True):
-            place = Path(scratch) / f"{ratio:g}"
-            try:
-                certificate = _prune(parent, place, ratio, data, taught, settings, cost)
-            except ParityFailed as error:  # training diverged: even the exported graph differs from it
-                log.warning("%.0f %% pruned: %s", 100 * ratio, error)
-                table[f"{ratio:g}"] = {"outside_tolerance": [str(error)]}
-                continue
-            failed = check(certificate)
-            table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
-            log.info(
-                "%.0f %% pruned: %.4f of NDCG@10 %s", 100 * ratio, certificate["ndcg_at_10"]["ratio"], failed
-            )
-            if not failed:
-                kept, best = ratio, place
-                break
-        if best is student:
-            log.warning("no ratio holds the tolerance: the student stays whole")
-        np.save(pruned / TAUGHT, taught, allow_pickle=False)
-        write_json(pruned / "table.json", table)
-        unfinished = shutil.ignore_patterns(TAUGHT, MANIFEST)
-        shutil.copytree(best, pruned, dirs_exist_ok=True, ignore=unfinished)
-        shutil.copyfile(best / MANIFEST, pruned / MANIFEST)  # last: only the manifest marks it as finished
+    for ratio in sorted(settings.ratios, reverse=True):
+        try:
+            certificate = _prune(parent, pruned, ratio, data, taught, settings, cost)
+        except ParityFailed as error:  # training diverged: even the exported graph differs from it
+            log.warning("%.0f %% pruned: %s", 100 * ratio, error)
+            table[f"{ratio:g}"] = {"outside_tolerance": [str(error)]}
+            continue
+        failed = check(certificate)
+        table[f"{ratio:g}"] = {**certificate, "outside_tolerance": failed}
+        log.info(
+            "%.0f %% pruned: %.4f of NDCG@10 %s", 100 * ratio, certificate["ndcg_at_10"]["ratio"], failed
+        )
+        if not failed:
+            kept = ratio
+            break
+    if not kept:
+        log.warning("no ratio holds the tolerance: the student stays whole")
+        shutil.rmtree(pruned)
+        shutil.copytree(student, pruned)
+    np.save(pruned / TAUGHT, taught, allow_pickle=False)
+    write_json(pruned / "table.json", table)
     return {
         "pruned_ratio": kept,
         **{
@@ -107,7 +97,7 @@ def _prune(
     fit(
         model,
         data,
-        Schedule(settings.epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        RankerParams({}, settings.epochs, settings.batch_size, settings.learning_rate, seed=settings.seed),
         Soft(taught, settings.soft_weight, 1.0),
     )
     model.eval()

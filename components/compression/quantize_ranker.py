@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,14 @@ from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import SIZES, QuantizeParams
+from components.hyper_parameters import SIZES, QuantizeParams, RankerParams
 from components.parameters import read_params
 from components.ranker.certificate import check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit
+from components.ranker.fitting import Soft, fit
 from components.ranker.lineage import Parent
-from components.ranker.onnx_export import check_operators, replace_nodes
+from components.ranker.onnx_export import replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.scoring import OnnxRanker, batches
 from components.ranker.train_ranker import calibrate, load_ranker
@@ -53,9 +54,8 @@ class Variant:
 # the scores of all shoppers in the same batch (by up to 0.4, measured).
 VARIANTS: Mapping[str, Variant] = {
     "fp16": Variant(16, tolerance="fp16"),
-    "fp16_dense": Variant(
-        16, "fp16", "fp16"
-    ),  # a GPU computes in them, a CPU in float32 with weights read from them
+    # A GPU computes in 16 bits, a CPU in float32 with weights read from them.
+    "fp16_dense": Variant(16, "fp16", "fp16"),
     "int8": Variant(8, tolerance="int8"),
     "int4": Variant(4, tolerance="int4"),
     "int8_weights": Variant(8, "int8_weights", "int8"),
@@ -72,11 +72,7 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     that way, they are tuned with the rounding in the loop (quantisation-aware training, straight-through
     gradients: Jacob et al., arXiv 1712.05877) and rounded again.
 
-    Args:
-        examples: what `build_examples` wrote.
-        ranker: what `prune_ranker` wrote, or any ranker of PyTorch.
-        variants: the directory to write; `table.json` in it has a row for every variant.
-        params: fields of `QuantizeParams`.
+    Any ranker of PyTorch can be quantised. `table.json` in `variants` has a row for every variant.
 
     Returns:
         NDCG@10 on the held-out lists of each variant as a share of the parent's; and a table with its size,
@@ -85,7 +81,6 @@ def quantize_ranker(examples: Path, ranker: Path, variants: Path, params: dict[s
     settings = read_params(QuantizeParams, params)
     logging.getLogger("onnxruntime.quantization").setLevel(logging.ERROR)  # a line for every node
     artefact = read_ranker(ranker)
-    artefact.weights()  # refuses anything but a PyTorch ranker
     parent = Parent(artefact, read_ranker_examples(examples, "calibration"))
     train = read_ranker_examples(examples, "train")
     begin_ranker(variants)
@@ -134,7 +129,6 @@ def _write(
     begin_ranker(place)
     model = quantize_dense(onnx.load(source), variant.dense, source, train)
     onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
-    check_operators(place / GRAPH)
     certificate = parent.certify("quantize_ranker", variant.tolerance, place, variant=name, tuned=bool(tuned))
     params = {"quantize": {**asdict(variant), "tuned": tuned}}
     parent.finish(place, certificate, cost, params, variant=name)
@@ -144,13 +138,9 @@ def _write(
 def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerExamples) -> onnx.ModelProto:
     """Return the graph with its linear layers in the given form.
 
-    Args:
-        model: the graph; it may be changed.
-        how: fp32 (unchanged), fp16 (weights and inputs), int8_weights or int4_weights (blocks of
-            weights, inputs stay float), int8_static (weights and activations, ranges read from
-            training lists), int8_smooth (the same after SmoothQuant).
-        file: where the graph lies, for reading ranges.
-        train: lists to read ranges from.
+    fp32 is unchanged, fp16 has weights and inputs in 16 bits. int8_weights and int4_weights have blocks of
+    weights, and inputs stay float. int8_static has activations, too, whose ranges come from training lists by
+    the graph in `file`. int8_smooth is the same after SmoothQuant. The graph that is given may be changed.
     """
     # Here, not above: `serving.stages.onnx_runtime` must load the library first.
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -182,7 +172,7 @@ def quantize_dense(model: onnx.ModelProto, how: str, file: Path, train: RankerEx
         quantize_static(
             source,
             target,
-            _Feeds(feeds),
+            SimpleNamespace(get_next=partial(next, iter(feeds), None)),  # a reader of calibration data
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Gemm"],
             per_channel=True,
@@ -220,7 +210,9 @@ def tune(
     fit(
         model,
         train,
-        Schedule(settings.tune_epochs, settings.batch_size, settings.learning_rate, 0.1, 0.0, settings.seed),
+        RankerParams(
+            {}, settings.tune_epochs, settings.batch_size, settings.learning_rate, seed=settings.seed
+        ),
         None if taught is None else Soft(taught, settings.soft_weight, 1.0),
     )
     for module in rounded:
@@ -264,16 +256,6 @@ def round_blocks(weight: torch.Tensor, bits: int) -> torch.Tensor:
     scale = largest / lowest
     whole = (blocks / torch.where(scale == 0, 1.0, scale)).round().clamp(lowest, -lowest - 1)
     return (whole * scale).flatten(1)[:, : weight.shape[1]]
-
-
-class _Feeds:
-    """ONNX Runtime's reader of calibration data; what makes one is `get_next`."""
-
-    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
-        self._left: Iterator[dict[str, np.ndarray]] = iter(feeds)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._left, None)
 
 
 def _some(ranker: OnnxRanker, data: RankerExamples) -> Iterator[dict[str, np.ndarray]]:

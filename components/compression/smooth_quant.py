@@ -13,19 +13,16 @@ from serving.stages.onnx_runtime import ort
 ALPHA = 0.5  # how much of the difficulty the weights take, as in the paper
 
 
-def smooth(
-    model: onnx.ModelProto, feeds: Sequence[dict[str, np.ndarray]], alpha: float = ALPHA
-) -> onnx.ModelProto:
+def smooth(model: onnx.ModelProto, feeds: Sequence[dict[str, np.ndarray]]) -> onnx.ModelProto:
     """Return the graph with each linear layer's inputs divided, and its weights multiplied, column by column.
 
-    Xiao et al., "SmoothQuant" (arXiv 2211.10438): with s = max|x|^alpha / max|w|^(1 - alpha) for each input
+    Xiao et al., "SmoothQuant" (arXiv 2211.10438): with s = max|x|^ALPHA / max|w|^(1 - ALPHA) for each input
     column, (x / s) @ (s w) is the same product, but neither side has a column far larger than the others.
     Here a nonlinearity stands before each layer, so that the division stays a node of its own.
 
     Args:
         model: the graph; it is changed.
         feeds: inputs of the graph, to see how large activations get.
-        alpha: 0 leaves everything to the activations, 1 to the weights.
     """
     layers = [node for node in model.graph.node if node.op_type == "Gemm"]
     largest = _largest(model, [node.input[0] for node in layers], feeds)
@@ -34,7 +31,7 @@ def smooth(
         x, w = node.input[0], node.input[1]
         weight = numpy_helper.to_array(known[w])  # (out, in)
         over = np.maximum(np.abs(weight).max(0), 1e-5)
-        scale = np.maximum(largest[x], 1e-5) ** alpha / over ** (1 - alpha)
+        scale = np.maximum(largest[x], 1e-5) ** ALPHA / over ** (1 - ALPHA)
         scale = np.clip(scale, 1e-3, 1e3).astype(np.float32)
         known[w].CopyFrom(numpy_helper.from_array(weight * scale, w))
         divisor = numpy_helper.from_array(1 / scale, f"{node.output[0]}.smooth")

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from components.data.examples import RankerExamples, RetrieverExamples, write_arrays, write_manifest
+from components.data.examples import Examples, RankerExamples, RetrieverExamples, write_arrays, write_manifest
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
 from components.measurement import cores
@@ -57,6 +57,22 @@ GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smoo
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
 MOST_BASKETS = 120  # of one shopper within WINDOW that teach; in Complete Journey the busiest has 104
 SMALL = 100_000  # purchased lines: up to so many are replayed sooner than other processes start
+
+
+NO_BASKETS = RetrieverExamples(
+    np.empty((0, HISTORY_LENGTH), np.int32),
+    np.empty((0, HISTORY_LENGTH), np.float16),
+    np.empty((0, BASKET_WIDTH), np.int32),
+)
+NO_LISTS = RankerExamples(
+    np.empty((0, len(DENSE_NAMES)), np.float32),
+    np.empty((0, len(CATEGORICAL)), np.int32),
+    np.empty(0, np.int8),
+    np.zeros(1, np.int64),
+    np.empty((0, HISTORY_LENGTH), np.int32),
+    np.empty((0, HISTORY_LENGTH), np.float16),
+    np.empty((0, BASKET_LENGTH), np.int32),
+)
 
 
 @dataclass(frozen=True)
@@ -180,12 +196,7 @@ def build_examples(
 ) -> dict[str, int]:
     """Write the retriever's and the ranker's examples of everything before `cut`.
 
-    Args:
-        dataset: what `ingest_events` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        examples: the directory to write.
-        cut: ISO 8601 time; nothing at or after it is read.
-        params: fields of `ExampleParams`.
+    The cut, in ISO 8601, is that of the statistics; nothing at or after it is read.
 
     Returns:
         The number of retriever baskets, ranker lists and ranker rows.
@@ -218,22 +229,13 @@ def build_examples(
         write = partial(_write_window, windows, bases, seen, items, vocabulary)
         bases = _enough(bases, list(run(write, range(len(bases)))))
         starts = [base.timestamp() for base in bases]
-        jobs = [
-            (
-                seen.where(np.isin(seen.user, share)),
-                share,
-                statistics,
-                windows,
-                starts,
-                end.timestamp(),
-                settings,
-            )
-            for share in np.array_split(users, SHARES)
-        ]
-        parts = list(with_progress(run(_build_share, jobs), SHARES, "shares of the shoppers"))
-    retriever = _concatenate([part[0] for part in parts])
-    train = _concatenate_lists([part[1] for part in parts])
-    calibration = _concatenate_lists([part[2] for part in parts])
+        shares = np.array_split(users, SHARES)
+        own = (seen.where(np.isin(seen.user, share)) for share in shares)
+        build = partial(_build_share, statistics, windows, starts, end.timestamp(), settings)
+        parts = list(with_progress(run(build, own, shares), SHARES, "shares of the shoppers"))
+    retriever = _joined([part[0] for part in parts])
+    train = _joined([part[1] for part in parts])
+    calibration = _joined([part[2] for part in parts])
     if len(train.start) < 2:
         raise ValueError(
             "no basket of the training windows gives an example: a basket needs "
@@ -293,10 +295,15 @@ def _enough(bases: list[pd.Timestamp], refused: list[NoCatalogue | None]) -> lis
 
 
 def _build_share(
-    job: tuple[Purchases, np.ndarray, Path, Path, list[float], float, ExampleParams],
+    statistics_path: Path,
+    windows_path: Path,
+    starts: list[float],
+    end_s: float,
+    params: ExampleParams,
+    seen: Purchases,
+    users: np.ndarray,
 ) -> tuple[RetrieverExamples, RankerExamples, RankerExamples]:
     """Build the examples of some users from their purchases: for retriever, ranker and calibration."""
-    seen, users, statistics_path, windows_path, starts, end_s, params = job
     final = _Window(read_statistics(statistics_path), seen.item_ids)
     windows = [
         _Window(
@@ -310,8 +317,8 @@ def _build_share(
     quotas, nobody = Quotas(), no_events(np.int64)
     rng = np.random.default_rng([params.seed, int(users[0]) if len(users) else 0])
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
-    retriever: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    lists: dict[bool, list[RankerExamples]] = {True: [], False: []}
+    retriever = [NO_BASKETS]
+    lists = {calibrates: [NO_LISTS] for calibrates in (True, False)}
     for basket in most_of_each(replay(seen)):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
@@ -330,7 +337,7 @@ def _build_share(
             built = _ranker_list(day, basket, user, seen.store_ids, quotas, rng, negatives, stranger)
             if built is not None:
                 lists[calibrates].append(built)
-    return _stack(retriever), _concatenate_lists(lists[False]), _concatenate_lists(lists[True])
+    return _joined(retriever), _joined(lists[False]), _joined(lists[True])
 
 
 def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.ndarray) -> None:
@@ -386,7 +393,7 @@ class _Window:
         return User(replace(basket.history, items=self.code[basket.history.items]), basket.at)
 
 
-def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _retriever_row(window: _Window, basket: Basket) -> RetrieverExamples | None:
     codes = window.code[basket.items]
     codes = codes[codes >= 0]
     if len(codes) < 2:
@@ -395,9 +402,11 @@ def _retriever_row(window: _Window, basket: Basket) -> tuple[np.ndarray, np.ndar
         codes = codes[np.linspace(0, len(codes) - 1, BASKET_WIDTH).astype(int)]
     query = Query(window.statistics, basket.at, np.empty(0, np.int64), 0, window.user(basket))
     inputs = tower_inputs(query)
-    row = np.zeros(BASKET_WIDTH, np.int32)
-    row[: len(codes)] = codes + 1
-    return inputs["history"][0].astype(np.int32), inputs["history_weight"][0].astype(np.float16), row
+    row = np.zeros((1, BASKET_WIDTH), np.int32)
+    row[0, : len(codes)] = codes + 1
+    return RetrieverExamples(
+        inputs["history"].astype(np.int32), inputs["history_weight"].astype(np.float16), row
+    )
 
 
 def _ranker_list(
@@ -460,40 +469,10 @@ def _ranker_list(
     )
 
 
-def _stack(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> RetrieverExamples:
-    if not rows:
-        return RetrieverExamples(
-            np.empty((0, HISTORY_LENGTH), np.int32),
-            np.empty((0, HISTORY_LENGTH), np.float16),
-            np.empty((0, BASKET_WIDTH), np.int32),
-        )
-    return RetrieverExamples(*(np.stack(column) for column in zip(*rows, strict=True)))
-
-
-def _concatenate(parts: list[RetrieverExamples]) -> RetrieverExamples:
-    return RetrieverExamples(
-        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
-    )
-
-
-def _concatenate_lists(parts: list[RankerExamples]) -> RankerExamples:
-    parts = parts or [_no_lists()]
-    lengths = np.concatenate([np.diff(part.start) for part in parts])
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in RankerExamples.__annotations__
-        if name != "start"
-    }
-    return RankerExamples(start=np.cumsum([0, *lengths]), **columns)
-
-
-def _no_lists() -> RankerExamples:
-    return RankerExamples(
-        np.empty((0, len(DENSE_NAMES)), np.float32),
-        np.empty((0, len(CATEGORICAL)), np.int32),
-        np.empty(0, np.int8),
-        np.zeros(1, np.int64),
-        np.empty((0, HISTORY_LENGTH), np.int32),
-        np.empty((0, HISTORY_LENGTH), np.float16),
-        np.empty((0, BASKET_LENGTH), np.int32),
-    )
+def _joined(parts: Sequence[Examples]) -> Examples:
+    """Return one part or more as one."""
+    kind = type(parts[0])
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
+    if kind is RankerExamples:
+        columns["start"] = np.cumsum([0, *np.concatenate([np.diff(part.start) for part in parts])])
+    return kind(**columns)

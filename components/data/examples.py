@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class RankerExamples:
     history: np.ndarray  # (lists, HISTORY_LENGTH) int32, as the query tower sees it
     history_weight: np.ndarray  # (lists, HISTORY_LENGTH) float16
     basket: np.ndarray  # (lists, BASKET_LENGTH) int32
+
+
+Examples = TypeVar("Examples", RetrieverExamples, RankerExamples)
 
 
 def write_arrays(path: Path, examples: RetrieverExamples | RankerExamples) -> None:
@@ -74,14 +77,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_retriever_examples(path: Path) -> RetrieverExamples:
     """Return the retriever's examples, memory-mapped."""
-    read_manifest(path)
-    return RetrieverExamples(**_load(path / "retriever", RetrieverExamples))
+    return _read(path, "retriever", RetrieverExamples)
 
 
 def read_ranker_examples(path: Path, part: str) -> RankerExamples:
     """Return the ranker's examples, memory-mapped; `part` is "train" or "calibration"."""
-    read_manifest(path)
-    return RankerExamples(**_load(path / f"ranker_{part}", RankerExamples))
+    return _read(path, f"ranker_{part}", RankerExamples)
 
 
 def read_training_lists(path: Path) -> tuple[RankerExamples, RankerExamples]:
@@ -106,8 +107,7 @@ def read_graph(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return neighbours, weights
 
 
-def _load(path: Path, kind: type) -> dict[str, np.ndarray]:
-    return {
-        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        for name in kind.__annotations__
-    }
+def _read(path: Path, part: str, kind: type[Examples]) -> Examples:
+    read_manifest(path)
+    names = kind.__annotations__
+    return kind(**{name: np.load(path / part / f"{name}.npy", mmap_mode="r") for name in names})

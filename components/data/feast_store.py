@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from filelock import FileLock
 
-from serving.redis.address import RedisAddress, parse_redis_url, with_password
+from serving.redis.address import parse_redis_url, with_password
 from serving.redis.client import client_options, open_client
 from serving.settings import Settings
 from serving.stores.online_features import PROJECT
@@ -79,20 +79,16 @@ def open_feature_store(home: Path, online_store: str = "") -> FeatureStore:
     Raises:
         ValueError: it names another file.
     """
-    from google.protobuf.message import DecodeError
+    from feature_repo.feature_definitions import definitions
 
     check_file(home, online_store)
     home.mkdir(parents=True, exist_ok=True)
-    url = "" if online_store.startswith("sqlite:") else online_store
     # Applying again changes nothing, and makes the tables of a file that is new. One at a time: the second to
     # open a new home would write its empty registry over the first one's.
     with FileLock(home / "registry.db.lock", timeout=LOCK_S):
-        try:
-            return _applied(home, url)
-        except DecodeError:
-            # `feast apply` writes in place: a disk that was full leaves half. All of it stands in the code.
-            (home / "registry.db").unlink()
-            return _applied(home, url)
+        store = feature_store(home, "" if online_store.startswith("sqlite:") else online_store)
+        store.apply([*definitions(home / "offline_store")])
+    return store
 
 
 def check_file(home: Path, url: str) -> None:
@@ -107,14 +103,6 @@ def check_file(home: Path, url: str) -> None:
             f"RECO_STORE_URL is {url}, and runs and the stream fill no other file than {own}: "
             "leave it empty, or name a Redis"
         )
-
-
-def _applied(home: Path, redis_url: str) -> FeatureStore:
-    from feature_repo.feature_definitions import definitions
-
-    store = feature_store(home, redis_url)
-    store.apply([*definitions(home / "offline_store")])
-    return store
 
 
 @contextlib.contextmanager
@@ -147,7 +135,7 @@ def redis_settings(url: str) -> dict[str, str]:
     Raises:
         ValueError: the URL is not one of Redis, or holds what Feast cannot express.
     """
-    address = _address(url)
+    address = parse_redis_url(with_password(url, Settings.from_env().store_password))
     options = client_options(address, TIMEOUT_S)
     if address.kind != "cluster":
         options |= {"db": address.db, "retry": None}
@@ -171,14 +159,10 @@ def redis_settings(url: str) -> dict[str, str]:
     return settings
 
 
-def _address(url: str) -> RedisAddress:
-    return parse_redis_url(with_password(url, Settings.from_env().store_password))
-
-
 @contextlib.contextmanager
 def reachable(url: str) -> Iterator[redis.Redis | redis.RedisCluster]:
     """Yield a connection that answers; any fault of it, or of Feast's own, raises one kind of error."""
-    address = _address(url)
+    address = parse_redis_url(with_password(url, Settings.from_env().store_password))
     client: redis.Redis | redis.RedisCluster | None = None
     try:
         client = open_client(address, TIMEOUT_S)

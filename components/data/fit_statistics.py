@@ -14,12 +14,11 @@ from scipy import sparse
 from feature_repo.aggregates import KINDS, hash_ids
 from feature_repo.events import read_dataset
 from feature_repo.item_days import DAY_S, SPAN, ItemDays, count_daily
-from feature_repo.schema import FRESH, fresh_values
+from feature_repo.schema import FRESH, LEVELS, fresh_values
 from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 
 log = logging.getLogger(__name__)
 
-LEVELS = ("type", "category", "department")
 MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommend
 NEIGHBOURS = 200
 POPULAR = 500
@@ -89,32 +88,24 @@ def purchases_of(events: pd.DataFrame) -> Purchases:
     ordered = events.sort_values(["at", "basket_id", "item_id"], kind="stable")
     is_bought = (ordered["event_type"] == "purchase").to_numpy()
     bought, viewed = ordered[is_bought], ordered[~is_bought]
-    coded = {}
+    ids, codes, seen = {}, {}, {}
     for name in ("item", "user"):  # of all events: users and items without a purchase may get one later
-        ids, codes = _coded(ordered[f"{name}_id"])
-        coded[name] = (ids, codes[is_bought], codes[~is_bought])
+        ids[f"{name}_ids"], every = _coded(ordered[f"{name}_id"])
+        codes[name], seen[name] = every[is_bought], every[~is_bought]
     for name in ("store", "basket"):
-        ids, codes = _coded(bought[f"{name}_id"])
-        coded[name] = (ids, codes, codes[:0])
+        ids[f"{name}_ids"], codes[name] = _coded(bought[f"{name}_id"])
     price = bought["price"].to_numpy(np.float64)
     quantity = np.where(np.isnan(price), 0.0, bought["quantity"].to_numpy(np.float64))
     purchases = Purchases(
-        item_ids=coded["item"][0],
-        user_ids=coded["user"][0],
-        store_ids=coded["store"][0],
-        basket_ids=coded["basket"][0],
-        item=coded["item"][1],
-        user=coded["user"][1],
-        store=coded["store"][1],
-        basket=coded["basket"][1],
+        **ids,
+        **codes,
         at=_seconds(bought["at"]),
         paid=np.nan_to_num(price) * quantity,
         discount=np.nan_to_num(bought["discount"].to_numpy(np.float64)) * quantity,
         quantity=quantity,
         counts=np.ones(len(quantity), bool),
         views=Views(
-            item=coded["item"][2],
-            user=coded["user"][2],
+            **seen,
             at=_seconds(viewed["at"]),
             kind=viewed["event_type"].map(KINDS.index).to_numpy(np.uint8),
             basket=hash_ids(viewed["basket_id"]).astype(np.uint32),

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import shutil
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -57,14 +56,6 @@ class TooManyRefused(EventsInvalid):
         self.quarantine = quarantine
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a reader found: a data set whose events are raw, and the lines that did not even parse."""
-
-    found: Dataset
-    torn: pd.DataFrame = field(default_factory=lambda: _torn([]))
-
-
 def ingest_events(
     data: str,
     dataset: Path,
@@ -98,21 +89,18 @@ def ingest_events(
     check_target(dataset)
     beside = dataset.with_name(dataset.name + ".quarantine")
     shutil.rmtree(beside, ignore_errors=True)  # of an earlier attempt
-    source = _read(data)
-    found = source.found
-    if found.events.empty and len(source.torn):
-        raise _too_many(
-            source.torn, len(source.torn), max_quarantine_ratio, write_quarantine(beside, source.torn)
-        )
+    found, torn = _read(data)
+    if found.events.empty and len(torn):
+        raise _too_many(torn, len(torn), max_quarantine_ratio, write_quarantine(beside, torn))
     complete = complete_columns(found.events)
     forgotten = Forgotten.load(Path(home) if home else None)
     gone = _of_forgotten(complete, forgotten)
     if gone.all():
         raise EventsInvalid("all events are of users who are to be forgotten: bring others")
-    torn = source.torn[~_torn_of_forgotten(source.torn, forgotten)]
+    rows = len(found.events) + len(torn) - int(gone.sum())
+    torn = torn[~_torn_of_forgotten(torn, forgotten)]
     good, reasons = check_events(complete[~gone])
     refused = _refused(found.events, reasons, torn)
-    rows = len(found.events) + len(source.torn) - int(gone.sum())
     ratio = len(refused) / rows
     log.info("%d rows read from %s, %d refused", rows, data, len(refused))
     if ratio > max_quarantine_ratio or len(good) == 0:
@@ -221,9 +209,10 @@ def _torn(lines: list[tuple[int, str, str]]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["row", "reason", "text"])
 
 
-def _read(data: str) -> Source:
+def _read(data: str) -> tuple[Dataset, pd.DataFrame]:
+    """Return a data set whose events are raw, and the lines that did not even parse."""
     if data in BUILT_IN:
-        return Source(BUILT_IN[data]())
+        return BUILT_IN[data](), _torn([])
     path = Path(data)
     if not data or not path.exists():
         hint = did_you_mean(data, BUILT_IN)
@@ -234,26 +223,25 @@ def _read(data: str) -> Source:
     return _read_files(path)
 
 
-def _read_files(path: Path) -> Source:
+def _read_files(path: Path) -> tuple[Dataset, pd.DataFrame]:
     """Read `events` and the table of items beside it; a single file is the events alone."""
     file = path if path.is_file() else _table_file(path, "events")
     if file is None and (path / EVENTS).is_dir():
-        return _read_archive(path)
+        return _read_archive(path), _torn([])
     if file is None:
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise EventsInvalid(f"{path} holds {held}, expected events.parquet or events.csv: put one there")
     raw, torn = _read_table(file)
     manifest = {"name": path.resolve().name, "timezone": _timezone(file.parent)}
-    if path.is_file():
-        return Source(Dataset(raw, _items(None), manifest), torn)
-    return Source(Dataset(raw, _items(_table_file(path, "items")), manifest), torn)
+    items = _items(None if path.is_file() else _table_file(path, "items"))
+    return Dataset(raw, items, manifest), torn
 
 
-def _read_archive(offline_store: Path) -> Source:
+def _read_archive(offline_store: Path) -> Dataset:
     """Read a home's offline store: all published events and all events streamed since."""
     events = read_archive(offline_store / EVENTS).drop_columns(["version"]).to_pandas()
     manifest = {"name": "archive", "timezone": _timezone(offline_store)}
-    return Source(Dataset(events, _items(_table_file(offline_store, "items")), manifest))
+    return Dataset(events, _items(_table_file(offline_store, "items")), manifest)
 
 
 def _table_file(path: Path, name: str) -> Path | None:

@@ -55,16 +55,14 @@ log = logging.getLogger(__name__)
 
 REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
+INDEX = ("kind", "recall", "k", "target", "p50_ms", "bytes")  # of its build's measurements
 HEADLINE = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, Any]:
     """Evaluate a bundle and write a sealed copy with results and drift reference.
 
-    Args:
-        bundle: what `assemble_bundle` wrote.
-        dataset: the data set, including the weeks after the bundle's cut.
-        evaluated: the directory to write.
+    The data set includes the weeks after the bundle's cut.
 
     Returns:
         The id of the sealed copy; the headline metrics of the served path with their intervals; those of the
@@ -137,6 +135,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         records = _records(bundle, found.whole, counts)
         frozen, candidates, cold = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
+    index = json.loads((bundle.path / INDEX_REPORT).read_bytes())
     results: dict[str, Any] = {
         "test_window": {
             "from": start.isoformat(),
@@ -157,18 +156,10 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         "segments": _segments(served, tasks),
         "cold": cold,
         "calibration": calibration(pairs),
-        "index": _index(bundle),
+        "index": {name: index[name] for name in INDEX if name in index},
     }
     results["seconds"] = round(time.perf_counter() - began, 1)
     return results, records
-
-
-def _index(bundle: Bundle) -> dict[str, Any]:
-    """Return the measurements of the index from its build, without the curve."""
-    file = bundle.path / INDEX_REPORT
-    report: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
-    names = ("kind", "recall", "k", "target", "p50_ms", "bytes")
-    return {name: report[name] for name in names if name in report}
 
 
 def tasks_after(purchases: Purchases, statistics: Statistics, start: pd.Timestamp) -> Tasks:
@@ -271,10 +262,7 @@ def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[s
     nothing = Quotas(history=0, together=0, week=0, tower=0, store=0)
     alone: dict[str, Quotas] = {
         "served": bundle.settings.quotas,
-        **{
-            name: replace(nothing, **{name: 500})
-            for name in ("history", "together", "week", "tower", "store")
-        },
+        **{name: replace(nothing, **{name: 500}) for name in vars(nothing) if name != "total"},
         "popular": nothing,
     }
     tower = bundle.profiles[DEFAULT_PROFILE].tower
@@ -299,17 +287,10 @@ def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[s
                     hit[~before].mean() if (~before).any() else np.nan,
                 )
             )
+    means = {name: np.ma.masked_invalid(rows).mean(0).filled(0.0).round(4) for name, rows in found.items()}
     return {
-        name: dict(
-            zip(("recall", "repeat", "new"), (round(float(x), 4) for x in _nanmeans(rows)), strict=True)
-        )
-        for name, rows in found.items()
+        name: dict(zip(("recall", "repeat", "new"), row.tolist(), strict=True)) for name, row in means.items()
     }
-
-
-def _nanmeans(rows: list[tuple[float, float, float]]) -> list[float]:
-    columns = np.array(rows).T
-    return [float(c[~np.isnan(c)].mean()) if (~np.isnan(c)).any() else 0.0 for c in columns]
 
 
 def _segments(tally: Tally, tasks: list[Task]) -> dict[str, dict[str, float]]:

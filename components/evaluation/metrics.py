@@ -62,13 +62,12 @@ class Tally:
 class Bootstrap:
     """Draws users with replacement; the same draws serve every system, so differences are paired."""
 
-    def __init__(self, users: list[str], draws: int = BOOTSTRAP_DRAWS) -> None:
+    def __init__(self, users: list[str]) -> None:
         """Take the user of each test basket."""
         _, self._row = np.unique(users, return_inverse=True)
         count = int(self._row.max()) + 1 if users else 1
-        self._weight = (
-            np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws).astype(float)
-        )
+        rng, chances = np.random.default_rng(0), np.full(count, 1 / count)
+        self._weight = rng.multinomial(count, chances, BOOTSTRAP_DRAWS).astype(float)
         self._size = self._weight @ np.bincount(self._row, minlength=count)
 
     def means(self, values: np.ndarray) -> np.ndarray:

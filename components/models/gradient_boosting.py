@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -15,11 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from components.data.examples import RankerExamples
 from components.models.ranker import CANDIDATE, FLAT, Shape
-
-if TYPE_CHECKING:
-    import lightgbm
-
-log = logging.getLogger(__name__)
+from components.progress import with_progress
 
 OPSET = 20
 
@@ -66,7 +58,8 @@ class GradientBoosting:
             _rows(data), label=np.asarray(data.label), group=np.diff(data.start), free_raw_data=True
         )
         params = {**self.params, "seed": seed, "num_threads": threads}
-        trained = lightgbm.train(params, rows, self.trees, callbacks=[_say(self.trees)])
+        progress = with_progress(range(self.trees), self.trees, "trees")
+        trained = lightgbm.train(params, rows, self.trees, callbacks=[lambda _: next(progress)])
         self.booster = lightgbm.Booster(model_str=_in_float32(trained.model_to_string()))
 
     def logits_of(self, data: RankerExamples) -> np.ndarray:
@@ -154,15 +147,3 @@ def _in_float32(trees: str) -> str:
 
 def _rows(data: RankerExamples) -> np.ndarray:
     return np.concatenate([data.dense, data.categorical[:, 1:].astype(np.float32)], axis=1)
-
-
-def _say(trees: int) -> Callable[[lightgbm.callback.CallbackEnv], None]:
-    began = time.perf_counter()
-
-    def say(env: lightgbm.callback.CallbackEnv) -> None:
-        done = env.iteration + 1
-        if done % 50 == 0 or done == trees:
-            left = (time.perf_counter() - began) / done * (trees - done)
-            log.info("tree %d of %d, about %.0f s to go", done, trees, left)
-
-    return say

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,24 +11,23 @@ import numpy as np
 import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
-from components.hyper_parameters import StudentParams
+from components.hyper_parameters import RankerParams, StudentParams
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
-from components.ranker.certificate import certify, enforce
+from components.progress import with_progress
+from components.ranker.certificate import enforce
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, Soft, fit, sample_rows
+from components.ranker.fitting import Soft, fit, sample_rows
+from components.ranker.lineage import certify_child
 from components.ranker.ranker_artefact import (
-    GRAPH,
     Cost,
     RankerArtefact,
     begin_ranker,
     finish_ranker,
     read_ranker,
 )
-from components.ranker.scoring import OnnxRanker, logit, measure
+from components.ranker.scoring import OnnxRanker, logit
 from components.ranker.train_ranker import calibrate, platt, read_shape
-
-log = logging.getLogger(__name__)
 
 TAUGHT = "taught.npy"  # beside a student: the ensemble's logit of every training row, for later tuning
 
@@ -48,22 +45,15 @@ class Ensemble:
         """Combine distinct teachers and calibrate their scores on the held-out lists."""
         distinct = tuple({teacher.id: teacher for teacher in teachers}.values())
         raw = cls(distinct, 1.0, 0.0)
-        if len(distinct) == 1 or not np.any(held_out.label):
+        if len(distinct) == 1:
             return raw
         return cls(distinct, *platt(raw.logits(held_out), held_out.label))
 
     def logits(self, data: RankerExamples) -> np.ndarray:
         """Return the logit of every row, (rows,) float32."""
         total = np.zeros(len(data.label), np.float32)
-        for teacher in self.teachers:
-            began = time.perf_counter()
+        for teacher in with_progress(self.teachers, len(self.teachers), "teachers have scored all rows"):
             total += logit(OnnxRanker(teacher.graph, threads=2).scores(data))
-            log.info(
-                "%s scored %d rows in %.0f s",
-                teacher.manifest["model"],
-                len(total),
-                time.perf_counter() - began,
-            )
         return self.slope * total / len(self.teachers) + self.intercept
 
     def scores(self, data: RankerExamples) -> np.ndarray:
@@ -79,12 +69,8 @@ def distill_ranker(
     The soft loss is the cross-entropy between the ensemble's and the student's softmax over each list
     (Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531).
 
-    Args:
-        examples: what `build_examples` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        teachers: what `train_ranker` wrote, at least one; one that is named twice counts once.
-        student: the directory to write.
-        params: fields of `StudentParams`.
+    Examples and statistics are of the same cut. There is at least one teacher; one that is named twice counts
+    once.
 
     Returns:
         NDCG@10 on the held-out lists of the student and of the ensemble, the seconds used, and the loss of
@@ -119,13 +105,12 @@ def train_student(
     curve = fit(
         model,
         data,
-        Schedule(
-            settings.epochs,
-            settings.batch_size,
-            settings.learning_rate,
-            settings.pointwise_weight,
-            0.0,
-            settings.seed,
+        RankerParams(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            pointwise_weight=settings.pointwise_weight,
+            seed=settings.seed,
         ),
         Soft(taught, settings.soft_weight, settings.temperature),
     )
@@ -135,7 +120,10 @@ def train_student(
     begin_ranker(student)
     np.save(student / TAUGHT, taught, allow_pickle=False)
     exported = export_ranker(model, student, held_out)
-    certificate = certify_against_ensemble(ensemble, student / GRAPH, exported, held_out)
+    scores = ensemble.scores(held_out).astype(np.float32)
+    certificate = certify_child(
+        "distill_ranker", "distill", student, ensemble.teachers, scores, held_out, export=exported
+    )
     own = [one for teacher in ensemble.teachers for one in teacher.certificates]
     finish_ranker(
         student,
@@ -155,11 +143,9 @@ def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
     """Return the ensemble's logit of each training row, (rows,), as it lies beside a student.
 
     Raises:
-        ContractViolation: the file is missing, or belongs to other rows.
+        ContractViolation: the file belongs to other rows.
     """
     file = student / TAUGHT
-    if not file.is_file():
-        raise ContractViolation(f"{student} holds no {TAUGHT}: pass what distill_ranker wrote, a student")
     taught: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
     if len(taught) != len(data.label):
         raise ContractViolation(
@@ -167,28 +153,3 @@ def read_taught(student: Path, data: RankerExamples) -> np.ndarray:
             "pass the examples that the student learnt from"
         )
     return taught
-
-
-def certify_against_ensemble(
-    ensemble: Ensemble, graph: Path, exported: dict[str, Any], held_out: RankerExamples
-) -> dict[str, Any]:
-    """Return the certificate of a student; the ensemble's bytes and milliseconds are its teachers' sums."""
-    ranker = OnnxRanker(graph)
-    teachers = [OnnxRanker(teacher.graph) for teacher in ensemble.teachers]
-    latency, *theirs = measure([ranker, *teachers], held_out)
-    return certify(
-        "distill_ranker",
-        "distill",
-        (exported["id"], ranker.scores(held_out)),
-        [teacher.id for teacher in ensemble.teachers],
-        ensemble.scores(held_out).astype(np.float32),
-        held_out,
-        export=exported,
-        bytes=graph.stat().st_size,
-        latency_ms=latency,
-        parent_bytes=sum(teacher.graph.stat().st_size for teacher in ensemble.teachers),
-        parent_latency_ms={
-            size: {name: round(sum(one[size][name] for one in theirs), 4) for name in latency[size]}
-            for size in latency
-        },
-    )

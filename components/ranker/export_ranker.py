@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from components.data.examples import RankerExamples
 from components.models.gradient_boosting import GradientBoosting
-from components.models.ranker import CANDIDATE, QUERY, Ranker
+from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker
 from components.ranker.certificate import certify, enforce
 from components.ranker.fitting import inputs_of
 from components.ranker.onnx_export import export_torch
@@ -28,7 +30,7 @@ def export_ranker(ranker: Ranker | GradientBoosting, path: Path, held_out: Ranke
 
     Raises:
         ParityFailed: the graph answers differently.
-        UnsupportedOperator: the graph holds an operator that ONNX has not, or that the runtime cannot run.
+        BundleInvalid: the runtime cannot run the graph.
     """
     file = path / GRAPH
     if isinstance(ranker, GradientBoosting):
@@ -38,7 +40,7 @@ def export_ranker(ranker: Ranker | GradientBoosting, path: Path, held_out: Ranke
     else:
         write_weights(path, ranker)
         export_torch(ranker, *sample_inputs(ranker, held_out), output="score", file=file)
-        expected = probabilities(ranker, held_out)
+        expected = said_of_rows(lambda inputs: ranker(*inputs), held_out)
     graph = OnnxRanker(file)
     certificate = certify(
         "export_ranker",
@@ -74,11 +76,11 @@ def sample_inputs(
     return {name: found[name] for name in ranker.uses}, {name: shapes[name] for name in ranker.uses}
 
 
-def probabilities(ranker: Ranker, data: RankerExamples) -> np.ndarray:
-    """Return the probability of every row as PyTorch computes it, (rows,) float32."""
-    scores = np.empty(len(data.label), np.float32)
+def said_of_rows(ask: Callable[[Inputs], Tensor], data: RankerExamples) -> np.ndarray:
+    """Return the answer of a torch ranker for each row, (rows,) float32, asking for some lists at a time."""
+    found = np.empty(len(data.label), np.float32)
     with torch.no_grad():
         for lists in batches(data.start):
             inputs, rows, there = inputs_of(data, lists)
-            scores[rows[there.numpy()]] = ranker(*inputs)[there].numpy()
-    return scores
+            found[rows[there.numpy()]] = ask(inputs)[there].numpy()
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from components.data.examples import RankerExamples
+from components.hyper_parameters import RankerParams
 from components.models.ranker import Inputs, Ranker
+from components.progress import with_progress
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +32,8 @@ class Soft:
     temperature: float
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast to learn."""
-
-    epochs: int  # at least: see LEAST_STEPS
-    batch_size: int  # lists
-    learning_rate: float
-    pointwise_weight: float
-    table_decay: float  # of embedding tables: a row that is seldom seen stays near zero
-    seed: int
-
-
 def fit(
-    model: Ranker,
-    data: RankerExamples,
-    schedule: Schedule,
-    soft: Soft | None = None,
+    model: Ranker, data: RankerExamples, settings: RankerParams, soft: Soft | None = None
 ) -> list[dict[str, float]]:
     """Train in place with Adam and one learning-rate cycle; return each epoch's number and mean loss.
 
@@ -57,10 +43,10 @@ def fit(
     Args:
         model: what to train; left in training mode.
         data: lists, each with a purchase.
-        schedule: how long and how fast.
+        settings: how long and how fast; LEAST_STEPS may ask for more epochs.
         soft: a teacher's logits for every row.
     """
-    rng = np.random.default_rng(schedule.seed)
+    rng = np.random.default_rng(settings.seed)
     rank, workers = (
         (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     )
@@ -73,27 +59,28 @@ def fit(
     others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
     groups: list[dict[str, Any]] = [
         {"params": others},
-        {"params": tables, "weight_decay": schedule.table_decay},
+        {"params": tables, "weight_decay": settings.table_decay},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=schedule.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
     lists = len(data.start) - 1
-    batches = max(1, math.ceil(lists / schedule.batch_size))
-    epochs = max(schedule.epochs, math.ceil(LEAST_STEPS / batches))
+    batches = max(1, math.ceil(lists / settings.batch_size))
+    epochs = max(settings.epochs, math.ceil(LEAST_STEPS / batches))
     cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, schedule.learning_rate, total_steps=batches * epochs, pct_start=0.2
+        optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.2
     )
     model.train()
     label = np.asarray(data.label)
-    began, said = time.perf_counter(), time.perf_counter()
+    progress = with_progress(range(batches * epochs), batches * epochs, "batches")
     curve: list[dict[str, float]] = []
     for epoch in range(epochs):
         losses = []
-        for done, together in enumerate(np.array_split(rng.permutation(lists), batches)):
+        for together in np.array_split(rng.permutation(lists), batches):
+            next(progress)
             chosen = together[rank::workers] if len(together) >= workers else together
             inputs, rows, there = inputs_of(data, chosen)
             logits = call(inputs)
             bought = torch.from_numpy(label[rows]) * there
-            loss = hard_loss(logits, bought, there, schedule.pointwise_weight)
+            loss = hard_loss(logits, bought, there, settings.pointwise_weight)
             if soft is not None:
                 taught = torch.from_numpy(soft.logits[rows])
                 loss = (1 - soft.weight) * loss + soft.weight * soft_loss(
@@ -104,11 +91,6 @@ def fit(
             optimizer.step()
             cycle.step()
             losses.append(loss.item())
-            if time.perf_counter() - said > 15:
-                said = time.perf_counter()
-                share = (epoch + (done + 1) / batches) / epochs
-                left = (said - began) * (1 / share - 1)
-                log.info("%3.0f %%: loss %.4f, about %.0f s to go", 100 * share, np.mean(losses[-200:]), left)
         curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
         log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
     return curve

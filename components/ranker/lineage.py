@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from components.data.examples import RankerExamples
 from components.ranker.certificate import certify
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, finish_ranker, graph_id
 from components.ranker.scoring import OnnxRanker, measure
+
+
+def certify_child(
+    step: str,
+    tolerance: str,
+    place: Path,
+    parents: Sequence[RankerArtefact],
+    parent_scores: np.ndarray,
+    held_out: RankerExamples,
+    **measured: Any,
+) -> dict[str, Any]:
+    """Return the certificate of the graph in `place`; bytes and milliseconds of both sides are measured.
+
+    Those of several parents, an ensemble, are their sums; its scores are its own. See `certify`.
+    """
+    graph = place / GRAPH
+    child = OnnxRanker(graph)
+    latency, *theirs = measure([child, *(OnnxRanker(parent.graph) for parent in parents)], held_out)
+    return certify(
+        step,
+        tolerance,
+        (graph_id(graph), child.scores(held_out)),
+        [parent.id for parent in parents],
+        parent_scores,
+        held_out,
+        **measured,
+        bytes=graph.stat().st_size,
+        latency_ms=latency,
+        parent_bytes=sum(parent.graph.stat().st_size for parent in parents),
+        parent_latency_ms={
+            size: {name: round(sum(one[size][name] for one in theirs), 4) for name in latency[size]}
+            for size in latency
+        },
+    )
 
 
 class Parent:
@@ -17,46 +54,18 @@ class Parent:
     def __init__(self, artefact: RankerArtefact, held_out: RankerExamples) -> None:
         """Take the ranker and the lists."""
         self.artefact, self.held_out = artefact, held_out
-        self.ranker = OnnxRanker(artefact.graph)
-        self.scores = self.ranker.scores(held_out)
+        self.scores = OnnxRanker(artefact.graph).scores(held_out)
 
     def certify(self, step: str, tolerance: str, place: Path, **measured: Any) -> dict[str, Any]:
-        """Return the certificate of the graph in `place`; bytes and milliseconds of both are measured.
-
-        Args:
-            step: the name of the step, for example "quantize_ranker".
-            tolerance: the section of `tolerances.toml` it is held against.
-            place: the child's directory, which holds its graph.
-            measured: what else is to stand in it.
-        """
-        graph = place / GRAPH
-        child = OnnxRanker(graph)
-        latency, theirs = measure([child, self.ranker], self.held_out)
-        return certify(
-            step,
-            tolerance,
-            (graph_id(graph), child.scores(self.held_out)),
-            [self.artefact.id],
-            self.scores,
-            self.held_out,
-            **measured,
-            bytes=graph.stat().st_size,
-            latency_ms=latency,
-            parent_bytes=self.artefact.graph.stat().st_size,
-            parent_latency_ms=theirs,
-        )
+        """Return the certificate of a child's graph in `place`, see `certify_child`."""
+        return certify_child(step, tolerance, place, [self.artefact], self.scores, self.held_out, **measured)
 
     def finish(
         self, place: Path, certificate: dict[str, Any], cost: Cost, params: dict[str, Any], **fields: Any
     ) -> None:
         """Write a child's certificates and manifest: the parent's, and the changes of the step.
 
-        Args:
-            place: the child's directory, which holds its graph.
-            certificate: what `certify` returned.
-            cost: of the step, still running.
-            params: the step's own, under its name.
-            fields: of the manifest.
+        `place` holds the child's graph; the cost is still running; params are the step's own, under its name.
         """
         known = {name: value for name, value in self.artefact.manifest.items() if name not in ("kind", "id")}
         changed = {

@@ -27,6 +27,7 @@ from feature_repo.atomic_files import sha256_of
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
 MANIFEST = "manifest.json"
+WEIGHTS = "weights.npz"
 ENGINES = "engines.json"  # beside a compiled one: how fast every variant is on every engine
 
 
@@ -54,14 +55,12 @@ class RankerArtefact:
         Raises:
             ContractViolation: this ranker has none, because it is no torch model.
         """
-        file = self.path / "weights.npz"
-        if not file.is_file():
+        if not (self.path / WEIGHTS).is_file():
             raise ContractViolation(
                 f"{self.path} holds a {self.manifest['model']} without torch weights: "
                 "only a torch ranker can be tuned further"
             )
-        with np.load(file, allow_pickle=False) as stored:
-            return {name: torch.from_numpy(stored[name]) for name in stored.files}
+        return read_weights(self.path)
 
 
 def graph_id(file: Path) -> str:
@@ -95,21 +94,22 @@ def begin_ranker(path: Path) -> None:
 
 def write_weights(path: Path, model: nn.Module) -> None:
     """Write a torch model's weights without pickle."""
-    np.savez(path / "weights.npz", **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
+    np.savez(path / WEIGHTS, **{name: tensor.numpy() for name, tensor in model.state_dict().items()})
 
 
-def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any) -> str:
-    """Write certificates and manifest, the last file; return the id.
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return what `write_weights` wrote."""
+    with np.load(path / WEIGHTS, allow_pickle=False) as stored:
+        return {name: torch.from_numpy(stored[name]) for name in stored.files}
 
-    Args:
-        path: holds `ranker.onnx` already.
-        certificates: of all steps so far, this one's last.
-        fields: step, parents (ids), model, shape, size, params, cost.
+
+def finish_ranker(path: Path, certificates: list[dict[str, Any]], **fields: Any) -> None:
+    """Write certificates, of this step the last, and the manifest beside a graph.
+
+    The fields are step, parents (ids), model, shape, size, params and cost.
     """
-    found = graph_id(path / GRAPH)
     write_json(path / CERTIFICATES, certificates)
-    write_json(path / MANIFEST, {"kind": "ranker", "id": found, **fields})
-    return found
+    write_json(path / MANIFEST, {"kind": "ranker", "id": graph_id(path / GRAPH), **fields})
 
 
 def read_ranker(path: Path) -> RankerArtefact:
@@ -121,10 +121,6 @@ def read_ranker(path: Path) -> RankerArtefact:
     if not (path / MANIFEST).is_file():
         raise ContractViolation(f"{path} holds no finished ranker (no {MANIFEST}): run its step again")
     manifest = json.loads((path / MANIFEST).read_bytes())
-    if manifest.get("kind") != "ranker":
-        raise ContractViolation(
-            f"{path} holds a {manifest.get('kind')}, expected a ranker: pass the right artefact"
-        )
     if (found := graph_id(path / GRAPH)) != manifest["id"]:
         raise ContractViolation(
             f"{path / GRAPH} is {found}, its manifest says {manifest['id']}: run its step again"

@@ -20,15 +20,14 @@ from components.data.examples import (
     read_ranker_examples,
     read_training_lists,
 )
-from components.hyper_parameters import RANKERS, RankerParams, ranker_class, read_ranker_params, reads
+from components.hyper_parameters import RANKERS, ranker_class, read_ranker_params, reads
 from components.measurement import cores
 from components.models.gradient_boosting import GradientBoosting
 from components.models.graph import GraphRanker
 from components.models.ranker import Ranker, Shape
-from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Schedule, fit, inputs_of, sample_rows
+from components.ranker.export_ranker import export_ranker, said_of_rows
+from components.ranker.fitting import fit, sample_rows
 from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, finish_ranker
-from components.ranker.scoring import batches
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 
@@ -49,12 +48,8 @@ def train_ranker(
     Under `torchrun` each process takes its share of every batch (DistributedDataParallel) and the first
     one writes. Trees use all cores of one machine instead.
 
-    Args:
-        examples: what `build_examples` wrote.
-        statistics: what `fit_statistics` wrote for the same cut.
-        checkpoint: the directory to write.
-        model: a key of `RANKERS`.
-        params: fields of `RankerParams` for each model, by its name; others' are passed over.
+    Examples and statistics are of the same cut; `model` is a key of `RANKERS`. `params` has fields of
+    `RankerParams` for each model, by its name; others' are passed over.
 
     Returns:
         Calibration slope and intercept, NDCG@10 on the calibration lists, the seconds used, and the loss of
@@ -83,7 +78,7 @@ def train_ranker(
         if isinstance(ranker, GraphRanker):
             ranker.set_graph(*read_graph(examples))
         ranker.fit_scale(sample_rows(data))
-        curve = fit(ranker, data, schedule_of(settings))
+        curve = fit(ranker, data, settings)
         ranker.eval()
     if not leads:  # all processes hold the same weights: one writes them
         return {"model": model}
@@ -116,18 +111,6 @@ def join_workers() -> bool:
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
-def schedule_of(settings: RankerParams) -> Schedule:
-    """Return how long and how fast these settings ask to learn."""
-    return Schedule(
-        settings.epochs,
-        settings.batch_size,
-        settings.learning_rate,
-        settings.pointwise_weight,
-        settings.table_decay,
-        settings.seed,
-    )
-
-
 def read_shape(examples: Path, statistics: Path) -> Shape:
     """Return the sizes of a ranker that follow from the data."""
     vocabulary = read_vocabulary(statistics)
@@ -138,10 +121,7 @@ def read_shape(examples: Path, statistics: Path) -> Shape:
 
 def calibrate(model: Ranker | GradientBoosting, data: RankerExamples) -> dict[str, float]:
     """Fit slope and intercept by Newton's method on whole lists, and set them in the model."""
-    if len(data.label) == 0 or not data.label.any():
-        log.warning("no purchases to calibrate on: probabilities stay as trained")
-        return {"calibration_slope": 1.0, "calibration_intercept": 0.0}
-    logits = model.logits_of(data) if isinstance(model, GradientBoosting) else logits_of(model, data)
+    logits = said_of_rows(model.logits, data) if isinstance(model, Ranker) else model.logits_of(data)
     slope, intercept = platt(logits, data.label)
     model.calibrate(slope, intercept)
     return {"calibration_slope": slope, "calibration_intercept": intercept}
@@ -166,16 +146,6 @@ def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
         weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
     return float(weights[0]), float(weights[1])
-
-
-def logits_of(model: Ranker, data: RankerExamples) -> np.ndarray:
-    """Return the logit of each row, (rows,) float32, scoring some lists at a time."""
-    found = np.empty(len(data.label), np.float32)
-    with torch.no_grad():
-        for lists in batches(data.start):
-            inputs, rows, there = inputs_of(data, lists)
-            found[rows[there.numpy()]] = model.logits(inputs)[there].numpy()
-    return found
 
 
 def shape_of(artefact: RankerArtefact) -> Shape:

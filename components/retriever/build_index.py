@@ -30,12 +30,6 @@ def build_index(retriever: Path, examples: Path, index: Path, params: dict[str, 
     The queries of the measurement are the query tower's vectors of training baskets, whole, each with its
     shopper's history.
 
-    Args:
-        retriever: checkpoint of `train_retriever`.
-        examples: the examples it was trained on.
-        index: the directory to write.
-        params: fields of `IndexParams`.
-
     Returns:
         Items, dimension, the choice (kind, recall, bytes, milliseconds), and the curve that it comes from.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import faiss
 import numpy as np
 
 from components.hyper_parameters import IndexParams
-from serving.stages.item_index import ItemIndex, Search, read_faiss, read_item_index
+from serving.stages.item_index import Search, read_faiss, read_item_index
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +27,6 @@ BLOCK = 20  # queries in a row on one point, then another one's turn
 CHUNK = 100_000  # vectors that are put into an index at a time
 
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor properties of C++ objects
-
-
-@dataclass(frozen=True)
-class Point:
-    """One type of index, searched in one way, with its recall and cost."""
-
-    kind: str
-    description: str  # Faiss's own word for the type
-    search: dict[str, int]
-    file: Path
-    build_s: float
-    recall: float
 
 
 def measure_index(
@@ -61,26 +48,16 @@ def measure_index(
     """
     k = min(params.k, len(vectors))
     exact = _exact(vectors, queries, k)
-    points: list[Point] = []
+    curve: list[dict[str, Any]] = []
     for kind in _kinds(len(vectors)):
         log.info("%s of %d vectors", kind, len(vectors))
-        points += _points(kind, vectors, queries, exact, params, scratch)
+        curve += _points(kind, vectors, queries, exact, params, scratch)
+    files = [scratch / f"{point['kind']}.faiss" for point in curve]
+    searches = [Search(point["search"]) for point in curve]
     rng = np.random.default_rng(params.seed)
-    times = _times(points, queries, k, rng)
-    rows = [
-        {
-            "kind": point.kind,
-            "description": point.description,
-            "search": point.search,
-            "bytes": point.file.stat().st_size,
-            "build_s": round(point.build_s, 2),
-            "recall": round(point.recall, 5),
-            "p50_ms": round(float(np.percentile(ms, 50)), 4),
-            "p99_ms": round(float(np.percentile(ms, 99)), 4),
-        }
-        for point, ms in zip(points, times, strict=True)
-    ]
-    return rows, [point.file for point in points]
+    for point, ms in zip(curve, _times(files, searches, queries, k, rng), strict=True):
+        point["p50_ms"], point["p99_ms"] = np.percentile(ms, [50, 99]).round(4).tolist()
+    return curve, files
 
 
 def _kinds(items: int) -> list[str]:
@@ -118,15 +95,23 @@ def choose_index(curve: Sequence[dict[str, Any]], target: float, margin: float) 
 
 def _points(
     kind: str, vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray, params: IndexParams, scratch: Path
-) -> Iterator[Point]:
+) -> Iterator[dict[str, Any]]:
+    """Yield one type of index, searched in several ways, with its recall and cost."""
     began = time.perf_counter()
     file = scratch / f"{kind}.faiss"
     description = _write(kind, vectors, params.seed, file)
-    built = time.perf_counter() - began
+    built = round(time.perf_counter() - began, 2)
     item_index, k = read_item_index(file), exact.shape[1]
     for search in _searches(kind, len(vectors), k):
         recall = _recall(item_index.search(queries, k, Search(search))[1], exact)
-        yield Point(kind, description, search, file, built, recall)
+        yield {
+            "kind": kind,
+            "description": description,
+            "search": search,
+            "bytes": file.stat().st_size,
+            "build_s": built,
+            "recall": round(recall, 5),
+        }
         if recall >= max(ENOUGH_RECALL, params.target):
             break
 
@@ -201,15 +186,18 @@ def _recall(found: np.ndarray, exact: np.ndarray) -> float:
 
 
 def _times(
-    points: Sequence[Point], queries: np.ndarray, k: int, rng: np.random.Generator
+    files: Sequence[Path],
+    searches: Sequence[Search],
+    queries: np.ndarray,
+    k: int,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Return milliseconds of each point and query."""
-    opened: dict[Path, ItemIndex] = {point.file: read_item_index(point.file) for point in points}
-    searches = [Search(point.search) for point in points]
-    ms = [np.empty(len(queries)) for _ in points]
+    """Return milliseconds of each query, for each index and way to search it."""
+    opened = {file: read_item_index(file) for file in files}
+    ms = [np.empty(len(queries)) for _ in files]
     for first in range(0, len(queries), BLOCK):
-        for turn in rng.permutation(len(points)).tolist():
-            index, search = opened[points[turn].file], searches[turn]
+        for turn in rng.permutation(len(files)).tolist():
+            index, search = opened[files[turn]], searches[turn]
             index.search(queries[first : first + 1], k, search)  # not counted: it finds cold caches
             for row in range(first, min(first + BLOCK, len(queries))):
                 began = time.perf_counter()

@@ -13,7 +13,7 @@ from components.data.examples import read_retriever_examples
 from components.models.two_tower import QueryTower
 from components.ranker.certificate import ParityFailed
 from components.ranker.onnx_export import export_torch
-from components.retriever.checkpoint import read_checkpoint
+from components.ranker.ranker_artefact import MANIFEST
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
 from serving.stages.onnx_runtime import ort
@@ -26,10 +26,7 @@ TOLERANCE = 1e-4  # largest difference allowed between PyTorch and ONNX Runtime,
 def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str, float]:
     """Write `query_tower.onnx`, `parity.json` and `params.json` (the training parameters).
 
-    Args:
-        retriever: checkpoint of `train_retriever`.
-        examples: the examples it was trained on; real inputs for the comparison.
-        graphs: the directory to write.
+    The examples that it was trained on are the inputs of the comparison.
 
     Returns:
         The largest absolute difference between PyTorch and ONNX Runtime.
@@ -61,6 +58,6 @@ def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str,
         )
     parity = {"query_tower_max_difference": difference}
     (graphs / "parity.json").write_text(json.dumps({"tolerance": TOLERANCE, **parity}, indent=1))
-    params = read_checkpoint(retriever, "two_tower")[1]["params"]
+    params = json.loads((retriever / MANIFEST).read_bytes())["params"]
     (graphs / "params.json").write_text(json.dumps(params, indent=1))
     return parity

@@ -196,18 +196,14 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
 
 def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Statistics:
     """Return the tables with a row for each new item."""
-    count, known = len(new), before.known_items
-    # No training has seen a 0, which items that joined in earlier versions have.
-    usual = np.array([np.median(before.interval_days[:known])], np.float32)
-    joined = before.interval_days[known:]
-    intervals = np.where(joined > 0, joined, usual).astype(before.interval_days.dtype)
-    before = replace(before, interval_days=np.concatenate([before.interval_days[:known], intervals]))
+    count = len(new)
     if not count:
         return before
+    usual = np.median(before.interval_days[: before.known_items])  # no training has seen a 0
     rows = {
         "item_ids": new["item_id"].to_numpy(str),
         "neighbours": np.array([NO_ITEM]),
-        "interval_days": usual,
+        "interval_days": np.array([usual], np.float32),
     }
     levels = []
     for level in LEVELS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -14,16 +15,17 @@ import torch
 from torch.nn import functional
 
 from components.data.examples import RetrieverExamples, read_manifest, read_retriever_examples
+from components.home import write_json
 from components.hyper_parameters import RetrieverParams
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
-from components.retriever.checkpoint import read_checkpoint, write_checkpoint
-from feature_repo.schema import BASKET_LENGTH
+from components.progress import with_progress
+from components.ranker.ranker_artefact import MANIFEST, read_weights, write_weights
+from feature_repo.schema import BASKET_LENGTH, LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
 
 log = logging.getLogger(__name__)
 
-CARDINALITY = ("type", "category", "department")
 LEAST_STEPS = 100  # a small shop's few baskets are passed more often than asked, until so many steps are done
 
 
@@ -47,7 +49,7 @@ def train_retriever(
     data = read_retriever_examples(examples)
     table = torch.from_numpy(np.array(read_statistics(statistics).categorical, np.int64))
     vocabulary = read_vocabulary(statistics)
-    cardinality = [len(vocabulary[level]) for level in CARDINALITY]
+    cardinality = [len(vocabulary[level]) for level in LEVELS]
     model = TwoTower(table, cardinality, settings.dim, settings.hidden)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     baskets = len(data.basket)
@@ -56,11 +58,13 @@ def train_retriever(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.1
     )
+    progress = with_progress(range(batches * epochs), batches * epochs, "batches")
     began = time.perf_counter()
     curve: list[dict[str, float]] = []
     for epoch in range(epochs):
         losses = []
         for rows in np.array_split(rng.permutation(baskets), batches):
+            next(progress)
             loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
             optimizer.zero_grad()
             loss.backward()
@@ -68,24 +72,9 @@ def train_retriever(
             schedule.step()
             losses.append(loss.item())
         curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
-        took = time.perf_counter() - began
-        left = took / (epoch + 1) * (epochs - epoch - 1)
-        log.info(
-            "epoch %d of %d: loss %.4f, %.0f s so far, %.0f s to go",
-            epoch + 1,
-            epochs,
-            curve[-1]["loss"],
-            took,
-            left,
-        )
-    write_checkpoint(
-        checkpoint,
-        "two_tower",
-        model,
-        cardinality=cardinality,
-        dim=settings.dim,
-        hidden=settings.hidden,
-        params={"retriever": asdict(settings), "examples": read_manifest(examples)["params"]},
+        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
+    write_retriever(
+        checkpoint, model, {"retriever": asdict(settings), "examples": read_manifest(examples)["params"]}
     )
     return {
         "loss": curve[-1]["loss"],
@@ -146,9 +135,21 @@ def _hide(basket: np.ndarray, targets: int, rng: np.random.Generator) -> tuple[n
     return np.take_along_axis(seen, first, axis=1)[:, :BASKET_LENGTH].astype(np.int64), asked.astype(np.int64)
 
 
+def write_retriever(checkpoint: Path, model: TwoTower, params: dict[str, Any]) -> None:
+    """Write a model's weights and the sizes to build it again."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_weights(checkpoint, model)
+    sizes = {
+        "cardinality": [table.num_embeddings for table in model.levels],
+        "dim": model.item.embedding_dim,
+        "hidden": model.item_mlp[0].out_features,
+    }
+    write_json(checkpoint / MANIFEST, {"kind": "two_tower", **sizes, "params": params})
+
+
 def load_retriever(checkpoint: Path) -> TwoTower:
     """Return the trained model of a checkpoint, ready for inference."""
-    weights, config = read_checkpoint(checkpoint, "two_tower")
+    weights, config = read_weights(checkpoint), json.loads((checkpoint / MANIFEST).read_bytes())
     model = TwoTower(weights["categorical"][1:], config["cardinality"], config["dim"], config["hidden"])
     model.load_state_dict(weights)
     return model.eval()

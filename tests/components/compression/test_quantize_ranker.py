@@ -19,7 +19,6 @@ from components.compression.quantize_ranker import (
     round_blocks,
     tune,
 )
-from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples, write_arrays, write_manifest
 from components.hyper_parameters import QuantizeParams
@@ -68,17 +67,11 @@ def test_each_variant_is_a_ranker_with_its_chain(
     assert last["variant"] == variant.manifest["variant"] == variant.path.name
     assert last["tolerance"] == VARIANTS[variant.path.name].tolerance
     assert last["bytes"] == variant.graph.stat().st_size
-    assert check_chain(variant.certificates, variant.id) == check_told(variants, variant)
-
-
-def check_told(variants: Path, variant: RankerArtefact) -> list[str]:
-    """What the table says is outside this variant's tolerance, as the chain would say it."""
+    assert last["ndcg_at_10"]["ratio"] > 0.98, "the planted signal is still found"
     told = table_of(variants)[variant.path.name]["outside_tolerance"]
-    return [f"quantize_ranker -> {variant.id}: {reason}" for reason in told]
-
-
-def test_the_planted_signal_is_still_found(variant: RankerArtefact) -> None:
-    assert variant.certificates[-1]["ndcg_at_10"]["ratio"] > 0.98
+    assert check_chain(variant.certificates, variant.id) == [
+        f"quantize_ranker -> {variant.id}: {reason}" for reason in told
+    ]
 
 
 @pytest.mark.parametrize("wild", [1e6, -1e6, 1e9])
@@ -92,38 +85,12 @@ def test_no_row_changes_the_score_of_another(
     feed["dense"][17] = wild
     feed["categorical"][17] = 0
     after = ranker.session.run(["score"], feed)[0]
+    alone = ranker.session.run(["score"], ranker.feed(held_out, np.array([[5]]), np.array([0])))[0]
+    assert alone[0] == pytest.approx(before[5], abs=EXACT)
     others = np.arange(60) != 17
     assert np.abs(after - before)[others].max() <= EXACT
     assert np.isfinite(after).all()
     assert 0 <= after[17] <= 1
-
-
-def test_a_row_scores_the_same_in_any_company(variant: RankerArtefact, held_out: RankerExamples) -> None:
-    ranker = OnnxRanker(variant.graph)
-    rows, lists = np.arange(60).reshape(2, 30), np.array([0, 1])
-    together = ranker.session.run(["score"], ranker.feed(held_out, rows, lists))[0]
-    alone = [
-        ranker.session.run(["score"], ranker.feed(held_out, np.array([[row]]), lists[:1]))[0][0]
-        for row in range(60)
-    ]
-    np.testing.assert_allclose(together, alone, atol=EXACT)
-
-
-def test_dynamic_quantisation_is_no_variant(student: Path, held_out: RankerExamples, tmp_path: Path) -> None:
-    """The reason why: its scale is the batch's, so that one shopper's outlier moves all scores."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    before = onnx.load(student / GRAPH)
-    del before.graph.value_info[:]  # the quantiser turns matrices round and trips over their old shapes
-    onnx.save(before, tmp_path / "fp32.onnx")
-    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "dynamic.onnx", weight_type=QuantType.QInt8)
-    ranker = OnnxRanker(tmp_path / "dynamic.onnx")
-    feed = ranker.feed(held_out, np.arange(60).reshape(2, 30), np.array([0, 1]))
-    tame = ranker.session.run(["score"], feed)[0]
-    feed["dense"][17] = 1e9
-    moved = np.abs(ranker.session.run(["score"], feed)[0] - tame)[np.arange(60) != 17].max()
-    assert moved > 1e-4
-    assert not any("dynamic" in one.dense for one in VARIANTS.values())
 
 
 def stored(graph: Path, *endings: str) -> dict[str, int]:
@@ -152,6 +119,7 @@ def test_every_table_is_stored_in_its_bits(variants: Path, name: str, ending: st
 @pytest.mark.parametrize(
     ("name", "operators"),
     [
+        ("fp16_dense", {"Gemm", "Cast"}),
         ("int4_weights", {"MatMulNBits"}),
         ("int8_weights", {"MatMulNBits"}),
         ("int8_static", {"QuantizeLinear", "DequantizeLinear"}),
@@ -159,30 +127,10 @@ def test_every_table_is_stored_in_its_bits(variants: Path, name: str, ending: st
     ],
 )
 def test_linear_layers_are_quantised_too(variants: Path, name: str, operators: set[str]) -> None:
-    assert operators <= {node.op_type for node in onnx.load(variants / name / GRAPH).graph.node}
-
-
-def test_dense_layers_in_sixteen_bits_hold_them_so(variants: Path) -> None:
-    graph = onnx.load(variants / "fp16_dense" / GRAPH).graph
-    weights = {name for node in graph.node if node.op_type == "Gemm" for name in node.input[1:]}
-    kinds = {tensor.data_type for tensor in graph.initializer if tensor.name in weights}
-    assert weights
-    assert kinds == {onnx.TensorProto.FLOAT16}
-
-
-def test_a_ranker_without_teachers_is_tuned_on_purchases(fragile: Path, tmp_path: Path) -> None:
-    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
-    shutil.copytree(fragile / "ranker", tmp_path / "ranker")
-    (tmp_path / "ranker" / TAUGHT).unlink()
-    settings = QuantizeParams(**TUNING)  # type: ignore[arg-type]
-    tuned = tune(
-        read_ranker(tmp_path / "ranker"), VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings
-    )
-    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
-    parent, ours = (
-        OnnxRanker(file).scores(held_out) for file in (fragile / "ranker" / GRAPH, tmp_path / "int4.onnx")
-    )
-    assert certify("test", "int4", ("", ours), [], parent, held_out)["ndcg_at_10"]["ratio"] > 0.97
+    graph = onnx.load(variants / name / GRAPH).graph
+    assert operators <= {node.op_type for node in graph.node}
+    floats = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
+    assert not [node for node in graph.node if node.op_type == "Gemm" and node.input[1] in floats]
 
 
 def test_fewer_bits_are_fewer_bytes(variants: Path, student: Path) -> None:
@@ -196,23 +144,6 @@ def test_the_table_tells_of_every_variant(variants: Path) -> None:
     for row in table.values():
         assert row["outside_tolerance"] == check(row)
         assert {"bytes", "parent_bytes", "latency_ms", "parent_latency_ms", "tuned"} <= set(row)
-
-
-def test_smoothing_leaves_the_students_answers_as_they_were(
-    student: Path, held_out: RankerExamples, tmp_path: Path
-) -> None:
-    ranker = OnnxRanker(student / GRAPH)
-    rows = np.arange(300).reshape(10, 30)
-    feeds = [ranker.feed(held_out, rows, np.arange(10))]
-    onnx.save(smooth(onnx.load(student / GRAPH), feeds), tmp_path / "smooth.onnx")
-    np.testing.assert_allclose(
-        OnnxRanker(tmp_path / "smooth.onnx").scores(held_out), ranker.scores(held_out), atol=1e-4
-    )
-
-
-def test_float_stays_as_it_is(student: Path, held_out: RankerExamples) -> None:
-    model = onnx.load(student / GRAPH)
-    assert quantize_dense(model, "fp32", student / GRAPH, held_out) is model
 
 
 # ------------------------------------------------------------------------------------------ the tuning
@@ -262,13 +193,25 @@ def said_by_the_type(data: RankerExamples) -> RankerExamples:
 TUNING = {"tune_epochs": 5, "batch_size": 16, "learning_rate": 0.02}
 
 
-def rounded_alone(fragile: Path, held_out: RankerExamples, file: Path) -> float:
-    """NDCG@10 of four-bit tables without tuning, as a share of the parent's."""
-    parent = OnnxRanker(fragile / "ranker" / GRAPH).scores(held_out)
-    onnx.save(quantize_tables(onnx.load(fragile / "ranker" / GRAPH), 4), file)
-    scores = OnnxRanker(file).scores(held_out)
-    ratio: float = certify("test", "int4", ("", scores), [], parent, held_out)["ndcg_at_10"]["ratio"]
+def in_four_bits(fragile: Path, graph: Path) -> float:
+    """NDCG@10 of a graph whose tables are rounded, as a share of the fragile ranker's."""
+    held_out = read_ranker_examples(fragile / "examples", "calibration")
+    onnx.save(quantize_tables(onnx.load(graph), 4), graph.with_name("int4.onnx"))
+    parent, ours = (
+        OnnxRanker(file).scores(held_out)
+        for file in (fragile / "ranker" / GRAPH, graph.with_name("int4.onnx"))
+    )
+    ratio: float = certify("test", "int4", ("", ours), [], parent, held_out)["ndcg_at_10"]["ratio"]
     return ratio
+
+
+def test_a_ranker_without_teachers_is_tuned_on_purchases(fragile: Path, tmp_path: Path) -> None:
+    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
+    shutil.copytree(fragile / "ranker", tmp_path / "ranker", ignore=shutil.ignore_patterns(TAUGHT))
+    ranker, settings = read_ranker(tmp_path / "ranker"), QuantizeParams(**TUNING)  # type: ignore[arg-type]
+    tuned = tune(ranker, VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings)
+    assert in_four_bits(fragile, ranker.graph) < 0.9
+    assert in_four_bits(fragile, tuned) > 0.97
 
 
 @pytest.fixture
@@ -280,14 +223,11 @@ def some_variants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("some_variants")
 def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> None:
-    held_out = read_ranker_examples(fragile / "examples", "calibration")
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", TUNING)
     table = table_of(tmp_path / "variants")
     assert table["int4"]["tuned"]
     assert not table["fp16"]["tuned"]
     assert not table["int8"]["tuned"]
-    alone = rounded_alone(fragile, held_out, tmp_path / "alone.onnx")
-    assert alone < 0.9
     assert table["int4"]["ndcg_at_10"]["ratio"] > 0.97
     found = read_ranker(tmp_path / "variants" / "int4")
     assert found.certificates[-1]["parents"] == [read_ranker(fragile / "ranker").id]
@@ -347,8 +287,3 @@ def test_a_block_of_weights_by_hand() -> None:
     torch.testing.assert_close(rounded[0, :3], torch.tensor([-0.8, 0.3, 0.7]))
     assert rounded[0, 32] == 0.5
     assert rounded.count_nonzero() == 4
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'tune_epochs'"):
-        quantize_ranker(tmp_path, tmp_path, tmp_path, {"tune_epoch": 1})

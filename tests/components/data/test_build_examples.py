@@ -12,6 +12,7 @@ import pytest
 from components.data import build_examples as module
 from components.data.build_examples import build_examples, replay
 from components.data.examples import (
+    RankerExamples,
     read_graph,
     read_manifest,
     read_ranker_examples,
@@ -29,7 +30,6 @@ from feature_repo.stream.archive import rows_of, with_version
 from feature_repo.toy_shop import toy_dataset
 from serving.stages.retrieval import Quotas
 from serving.stages.retrieval import retrieve as retrieve_candidates
-from tests.conftest import TOY_EXAMPLES
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
 
@@ -54,13 +54,27 @@ def windows(purchases: Purchases) -> Windows:
     return early, final
 
 
-def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
-    at = pd.Timestamp("2024-01-01", tz="UTC")
-    rows = [("b1", "milk", at), ("b2", "tea", at), ("b3", "milk", at + pd.Timedelta(hours=1))]
+def bought(rows: list[tuple[str, str, float]]) -> Purchases:
+    """Purchases of one user: basket, item and seconds since the start of the year."""
     events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
         event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
     )
-    baskets = list(replay(purchases_of(events)))
+    events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="s")
+    return purchases_of(events)
+
+
+def listed(
+    purchases: Purchases, window: module._Window, basket: module.Basket, rng: np.random.Generator, **how: Any
+) -> RankerExamples | None:
+    """The list of a basket, with all negatives unless `how` says otherwise."""
+    given = {"negatives": None, "user": window.user(basket)} | how
+    return module._ranker_list(
+        window, basket, store_ids=purchases.store_ids, quotas=Quotas(), rng=rng, **given
+    )
+
+
+def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
+    baskets = list(replay(bought([("b1", "milk", 0), ("b2", "tea", 0), ("b3", "milk", 3_600)])))
     assert [summary_of(b.history, b.at)[1].baskets for b in baskets] == [0, 0, 2]
 
 
@@ -83,12 +97,8 @@ def test_a_replay_since_a_moment_is_the_end_of_the_whole_one() -> None:
 def test_the_oldest_lines_of_a_very_long_history_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the row that the endpoint reads."""
     monkeypatch.setattr(aggregates, "MAX_PURCHASES", 3)
-    at = pd.Timestamp("2024-01-01", tz="UTC")
-    rows = [(f"b{day}", f"i{day}", at + pd.Timedelta(days=day)) for day in range(6)]
-    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
-        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
-    )
-    assert [b.history.distinct().tolist() for b in replay(purchases_of(events))] == [
+    purchases = bought([(f"b{day}", f"i{day}", 86_400 * day) for day in range(6)])
+    assert [b.history.distinct().tolist() for b in replay(purchases)] == [
         [], [0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4],
     ]  # fmt: skip
 
@@ -122,12 +132,7 @@ def test_an_item_scanned_twice_has_the_same_features_in_training_and_serving() -
 
 
 def test_purchases_are_distinct_to_the_microsecond() -> None:
-    at = pd.Timestamp("2024-01-01", tz="UTC")
-    rows = [("b2", "milk", at), ("b1", "tea", at + pd.Timedelta(microseconds=1))]
-    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
-        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
-    )
-    first, second = replay(purchases_of(events))
+    first, second = replay(bought([("b2", "milk", 0), ("b1", "tea", 1e-6)]))
     assert (len(first.history), len(second.history)) == (0, 1)
     assert second.at - first.at == pytest.approx(1e-6, rel=0.2)
 
@@ -183,28 +188,6 @@ def test_an_account_that_buys_all_day_teaches_with_so_many_baskets(purchases: Pu
     assert len(at) == 2 * most + 40, "60 days are two windows of four weeks, and four days"
     assert max(np.searchsorted(at, at + 28) - np.arange(len(at))) == most
     assert [basket for basket in kept if basket.user == 8] == other
-
-
-@pytest.mark.slow
-def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path: Path) -> None:
-    from components.data.fit_statistics import fit_statistics
-    from feature_repo.events import Dataset, read_dataset, write_dataset
-
-    data = read_dataset(toy_line / "dataset")
-    write_dataset(
-        tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
-    )
-    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
-    build_examples(
-        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), TOY_EXAMPLES
-    )
-    for part in ("ranker_train", "ranker_calibration", "retriever"):
-        files = sorted((toy_line / "examples" / part).glob("*.npy"))
-        assert files
-        for file in files:
-            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
-                f"{part}/{file.name}"
-            )
 
 
 @pytest.mark.slow
@@ -280,8 +263,8 @@ def test_a_long_basket_keeps_items_of_all_ids(purchases: Purchases, windows: Win
     basket = replace(next(replay(purchases.before(CUT))), items=np.arange(len(purchases.item_ids)))
     row = module._retriever_row(windows[1], basket)
     assert row is not None
-    assert len(np.unique(row[2])) == module.BASKET_WIDTH < len(windows[1].statistics.item_ids)
-    assert (row[2][0], row[2][-1]) == (1, len(windows[1].statistics.item_ids))
+    assert len(np.unique(row.basket)) == module.BASKET_WIDTH < len(windows[1].statistics.item_ids)
+    assert (row.basket[0, 0], row.basket[0, -1]) == (1, len(windows[1].statistics.item_ids))
 
 
 def test_hidden_items_are_not_in_the_query(
@@ -298,9 +281,7 @@ def test_hidden_items_are_not_in_the_query(
     rng = np.random.default_rng(0)
     built = found = wanted = 0
     for basket in replay(seen):
-        one = module._ranker_list(
-            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, None
-        )
+        one = listed(purchases, window, basket, rng)
         if one is None:
             continue
         built += 1
@@ -328,18 +309,14 @@ def test_taken_items_are_hidden_and_left_items_are_negatives(purchases: Purchase
     rng = np.random.default_rng(0)
     often = 0
     for _ in range(20):
-        one = module._ranker_list(
-            window, answered, window.user(answered), purchases.store_ids, Quotas(), rng, 6
-        )
+        one = listed(purchases, window, answered, rng, negatives=6)
         assert one is not None
         asked_for = {
             code: int(label) for code, label in zip(one.categorical[:, 0] - 1, one.label, strict=True)
         }
         assert asked_for[window.code[taken]] == 1
         assert [asked_for[window.code[code]] for code in left] == [0, 0, 0], "half of the six may be these"
-        other = module._ranker_list(
-            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, 6
-        )
+        other = listed(purchases, window, basket, rng, negatives=6)
         often += other is not None and bool(np.isin(window.code[left] + 1, other.categorical[:, 0]).all())
     assert often < 20, "nobody was shown anything: negatives are drawn"
 
@@ -354,9 +331,7 @@ def test_left_items_are_at_most_half_of_the_negatives(purchases: Purchases, wind
     left = [0, 0]
     for _ in range(20):
         answered = replace(basket, shown=shown)
-        one = module._ranker_list(
-            window, answered, window.user(answered), purchases.store_ids, Quotas(), rng, 6
-        )
+        one = listed(purchases, window, answered, rng, negatives=6)
         assert one is not None
         negatives = one.categorical[one.label == 0, 0] - 1
         was_shown = np.isin(negatives, window.code[shown])
@@ -371,9 +346,7 @@ def test_strangers_come_with_any_part_of_their_basket(purchases: Purchases, wind
     rng = np.random.default_rng(0)
     sizes = set()
     for basket in replay(seen):
-        one = module._ranker_list(
-            window, basket, window.user(basket), purchases.store_ids, Quotas(), rng, None, stranger=True
-        )
+        one = listed(purchases, window, basket, rng, stranger=True)
         if one is not None:
             sizes.add(int(one.dense[0, DENSE_NAMES.index("basket_size")]))
     assert {0, 1, 2, 3} <= sizes
@@ -400,7 +373,7 @@ def test_candidates_history_and_basket_are_in_the_codes_of_the_cut(
     rng = np.random.default_rng(0)
     seen = 0
     for basket in replay(purchases.before(CUT)):
-        one = module._ranker_list(early, basket, early.user(basket), purchases.store_ids, Quotas(), rng, None)
+        one = listed(purchases, early, basket, rng)
         if one is None or not len(one.label):
             continue
         seen += 1
@@ -419,9 +392,7 @@ def test_a_stranger_has_no_history(purchases: Purchases, windows: Windows) -> No
     nobody = no_events(np.int64)
     basket = next(b for b in replay(purchases.before(CUT)) if len(b.items) > 5 and len(b.history))
     rng = np.random.default_rng(0)
-    one = module._ranker_list(
-        windows[1], basket, User(nobody, basket.at), purchases.store_ids, Quotas(), rng, None, True
-    )
+    one = listed(purchases, windows[1], basket, rng, user=User(nobody, basket.at), stranger=True)
     assert one is not None
     assert not one.history.any()
     assert not one.history_weight.any()
@@ -430,13 +401,11 @@ def test_a_stranger_has_no_history(purchases: Purchases, windows: Windows) -> No
 def test_lists_are_put_together_in_their_order(purchases: Purchases, windows: Windows) -> None:
     rng = np.random.default_rng(0)
     every = [
-        module._ranker_list(
-            windows[1], basket, windows[1].user(basket), purchases.store_ids, Quotas(), rng, 5
-        )
+        listed(purchases, windows[1], basket, rng, negatives=5)
         for basket in list(replay(purchases.before(CUT)))[-30:]
     ]
     lists = [one for one in every if one is not None]
-    together = module._concatenate_lists(lists)
+    together = module._joined([module.NO_LISTS, *lists])
     assert len(together.start) == len(lists) + 1 > 10
     for i, one in enumerate(lists):
         rows = slice(together.start[i], together.start[i + 1])
@@ -444,14 +413,6 @@ def test_lists_are_put_together_in_their_order(purchases: Purchases, windows: Wi
         np.testing.assert_array_equal(together.categorical[rows], one.categorical)
         np.testing.assert_array_equal(together.history[i], one.history[0])
         np.testing.assert_array_equal(together.basket[i], one.basket[0])
-
-
-def test_no_lists_have_the_shapes_of_some() -> None:
-    nothing = module._concatenate_lists([])
-    assert nothing.start.tolist() == [0]
-    assert nothing.dense.shape == (0, len(DENSE_NAMES))
-    assert nothing.categorical.shape == (0, 4)
-    assert len(nothing.history) == len(nothing.history_weight) == len(nothing.basket) == 0
 
 
 def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
@@ -497,8 +458,3 @@ def test_too_short_a_history_says_so(tmp_path: Path) -> None:
         build_examples(
             tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
         )
-
-
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="negatvies"):
-        build_examples(tmp_path, tmp_path, tmp_path, "2024-02-01", {"negatvies": 3})

@@ -44,14 +44,8 @@ def test_examples_come_back_with_their_types(tmp_path: Path) -> None:
         for name, array in vars(written).items():
             assert getattr(found, name).dtype == array.dtype
             np.testing.assert_array_equal(getattr(found, name), array)
+            assert isinstance(getattr(found, name), np.memmap), "a step reads only the rows that it needs"
     assert read_manifest(tmp_path)["cut"] == "2024-06-01"
-
-
-def test_arrays_are_mapped_not_read(tmp_path: Path) -> None:
-    """Millions of rows: a training step reads only the rows that it needs."""
-    write_arrays(tmp_path / "ranker_train", RANKER)
-    write_manifest(tmp_path)
-    assert isinstance(read_ranker_examples(tmp_path, "train").dense, np.memmap)
 
 
 def test_half_written_examples_are_refused(tmp_path: Path) -> None:

@@ -54,13 +54,3 @@ def test_a_missing_store_is_created_and_an_existing_one_kept(tmp_path: Path) -> 
         (tmp_path / "link").symlink_to("home")
         open_feature_store(tmp_path / "link", f"sqlite:///{tmp_path}/home/../home/online_store.db")
     assert (tmp_path / "home" / "online_store.db").is_file()
-
-
-@pytest.mark.slow
-def test_half_a_registry_is_written_again(tmp_path: Path) -> None:
-    """A disk was full while Feast wrote it."""
-    with quiet_feast():
-        views = {view.name for view in open_feature_store(tmp_path).list_feature_views()}
-        registry = tmp_path / "registry.db"
-        registry.write_bytes(registry.read_bytes()[:1_000])
-        assert {view.name for view in open_feature_store(tmp_path).list_feature_views()} == views

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 
 from components.data.build_examples import replay
 from components.data.fit_statistics import fit_statistics, purchases_of
-from components.data.materialize_features import materialize_features, users_as_of, write_view
-from feature_repo.aggregates import UserEvents, fold, make_events, no_events, pack, summary_of, unpack
+from components.data.materialize_features import materialize_features, users_as_of
+from feature_repo.aggregates import fold, make_events, no_events, pack, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
-from feature_repo.queries import User
-from feature_repo.schema import ITEM, USER, item_values
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
-from feature_repo.statistics import read_statistics
 from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
 
 WEEK_S = 7 * 86_400
@@ -184,33 +181,6 @@ def test_the_archive_holds_every_event_also_those_after_the_cut(tmp_path: Path) 
     assert [file.name for file in (tmp_path / "features" / EVENTS).iterdir()] == [BASE]
 
 
-def test_scalars_agree_with_the_row_they_stand_beside(tmp_path: Path) -> None:
-    materialized(tmp_path, shop())
-    for row in view(tmp_path, USER_VIEW).to_pylist():
-        events: UserEvents = unpack(row[HISTORY])
-        for feature in USER:
-            value = np.float32(feature(User(events, CUT)))
-            assert np.float32(row[feature.__name__]) == value, feature.__name__
-        _, totals = summary_of(events, CUT)
-        assert row["user_basket_count"] == totals.baskets
-        assert row["user_basket_size"] == pytest.approx(totals.lines / totals.baskets)
-        assert row["user_recency_days"] == pytest.approx((CUT - totals.last_basket_at) / 86_400)
-        assert 0 <= row["user_discount_ratio"] < 1
-        assert events.items.tolist() == sorted(events.items.tolist())
-
-
-def test_item_rows_are_the_statistics_that_are_served(tmp_path: Path) -> None:
-    materialized(tmp_path, shop())
-    served = read_statistics(tmp_path / "statistics")
-    rows = view(tmp_path, ITEM_VIEW)
-    assert rows["item_id"].to_pylist() == served.item_ids.tolist()
-    for feature, values in zip(ITEM, item_values(served).T, strict=True):
-        np.testing.assert_array_equal(
-            rows[feature.__name__].to_numpy(), values.astype(np.float32), err_msg=feature.__name__
-        )
-    np.testing.assert_array_equal(rows["item_purchases_4w"].to_numpy(), served.purchases_4w)
-
-
 def test_rows_see_nothing_at_or_after_the_cut(tmp_path: Path) -> None:
     planted = [(f"p{number}", "0", CUT + number, ("0", "1", "new")) for number in range(9)]
     materialized(tmp_path / "clean", shop())
@@ -219,33 +189,8 @@ def test_rows_see_nothing_at_or_after_the_cut(tmp_path: Path) -> None:
         assert view(tmp_path / "planted", name).equals(view(tmp_path / "clean", name)), name
 
 
-def test_files_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    for run in ("first", "second"):
-        materialized(tmp_path / run, shop())
-    for name in (f"{EVENTS}/{BASE}", *(f"{view}/snapshots.parquet" for view in (USER_VIEW, ITEM_VIEW))):
-        first, second = (tmp_path / run / "features" / name for run in ("first", "second"))
-        assert first.read_bytes() == second.read_bytes(), name
-
-
 def test_a_cut_before_the_first_event_is_refused(tmp_path: Path) -> None:
     data = dataset(tmp_path, shop())
     fit_statistics(data, tmp_path / "statistics", iso(CUT))
     with pytest.raises(ValueError, match="no event before"):
         materialize_features(data, tmp_path / "statistics", tmp_path / "features", iso(START - 1))
-
-
-def test_a_view_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = (pa.table({"number": [number]}) for number in range(2))
-    write_view(tmp_path, USER_VIEW, old)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_view(tmp_path, USER_VIEW, new)
-    file = tmp_path / USER_VIEW / "snapshots.parquet"
-    assert pq.read_table(file).equals(old)
-    write_view(tmp_path, USER_VIEW, old, new)
-    assert pq.read_table(file)["number"].to_pylist() == [0, 1]

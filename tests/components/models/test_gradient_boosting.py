@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components.data.examples import RankerExamples
-from components.models.gradient_boosting import GradientBoosting, _in_float32
+from components.models.gradient_boosting import GradientBoosting
 from components.models.ranker import Shape
 from components.ranker.scoring import OnnxRanker
 from feature_repo.schema import DENSE_NAMES
@@ -67,17 +67,6 @@ def test_a_value_at_a_threshold_takes_the_same_branch(
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-z)), atol=1e-6)
 
 
-def test_thresholds_are_rounded_down_to_float32() -> None:
-    text = "tree_sizes=12\nthreshold=0.1 0.5 -0.1\nleaf_value=0.1\n"
-    found = _in_float32(text)
-    assert "tree_sizes" not in found
-    assert "leaf_value=0.1" in found
-    values = [float(v) for v in found.splitlines()[0].removeprefix("threshold=").split()]
-    assert all(float(np.float32(value)) == value for value in values)
-    for exact, value in zip((0.1, 0.5, -0.1), values, strict=True):
-        assert value <= exact < float(np.nextafter(np.float32(value), np.float32(np.inf)))
-
-
 def test_item_ids_are_not_looked_at(trees: GradientBoosting, data: RankerExamples) -> None:
     before = trees.logits_of(data)
     data.categorical[:, 0] = 0
@@ -91,9 +80,3 @@ def test_the_trees_are_written_for_people(
     again = lightgbm.Booster(model_file=tmp_path / "trees.txt")
     rows = np.concatenate([data.dense, data.categorical[:, 1:]], axis=1)
     np.testing.assert_allclose(again.predict(rows, raw_score=True), trees.logits_of(data), rtol=1e-5)
-
-
-def test_the_same_seed_grows_the_same_trees(trees: GradientBoosting, data: RankerExamples) -> None:
-    again = GradientBoosting(SHAPE, trees=12, leaves=15)
-    again.fit(data, seed=0, threads=1)
-    np.testing.assert_array_equal(again.logits_of(data), trees.logits_of(data))

@@ -28,11 +28,6 @@ def test_padding_changes_nothing(model: TwoTower) -> None:
     assert torch.allclose(short, long)
 
 
-def test_no_user_and_an_empty_basket_still_give_a_vector(model: TwoTower) -> None:
-    nothing, content = torch.zeros(1, 3, dtype=torch.long), model.content(model.every)
-    assert torch.isfinite(model.query_vectors(content, nothing, torch.zeros(1, 3), nothing)).all()
-
-
 def test_the_last_dimension_carries_the_items_bias(model: TwoTower) -> None:
     model.bias.weight.data[2] = 5.0
     content = model.content(model.every)

@@ -4,16 +4,13 @@ import copy
 import math
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from components.data.examples import RankerExamples
-from components.ranker import certificate as module
 from components.ranker.certificate import (
-    MAY_BE_HELD_AGAINST,
     TOLERANCES,
     ParityFailed,
     certify,
@@ -109,14 +106,6 @@ def test_overlap_is_the_share_of_the_ten_best_that_both_name() -> None:
     assert found["top_10_overlap"] == pytest.approx((0.8 + 1.0) / 2)
 
 
-def test_calibration_error_by_hand() -> None:
-    """Ten bins of two rows: the first says 0.1 and none is bought, the last 0.9 and one of two is."""
-    scores = [0.1] * 10 + [0.9] * 10
-    data = lists([0] * 10 + [1, 0] * 5)
-    found = certified(data, scores, scores)
-    assert found["calibration_error"] == pytest.approx((0.1 + 0.4) / 2, abs=1e-6)
-
-
 def test_the_interval_is_paired_and_holds_the_difference() -> None:
     rng = np.random.default_rng(0)
     data = lists(*[[1] + [0] * 9] * 200)
@@ -152,17 +141,6 @@ def test_an_empty_segment_is_left_out_and_empty_lists_do_no_harm() -> None:
     assert certified(lists([]), [], [])["difference"]["max"] == 0.0
 
 
-def test_other_measurements_are_kept() -> None:
-    made = certified(lists([1, 0]), [0.9, 0.1], [0.9, 0.1], bytes=7)
-    assert (made["step"], made["tolerance"], made["id"], made["parents"], made["bytes"]) == (
-        "prune_ranker",
-        "prune",
-        "child",
-        ["parent"],
-        7,
-    )
-
-
 # -------------------------------------------------------------------------------------------- the gate
 
 
@@ -173,13 +151,12 @@ def good() -> dict[str, Any]:
     data.history[:] = 0
     scores = [0.8, 0.2] * 120
     found = certified(data, scores, scores)
-    return {**copy.deepcopy(found), "export": {**found, "step": "export_ranker", "tolerance": "train"}}
+    exported = {**copy.deepcopy(found), "step": "export_ranker", "tolerance": "train"}
+    return {**found, "export": exported}
 
 
 def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None:
-    for step, sections in MAY_BE_HELD_AGAINST.items():
-        for section in sections:
-            assert check({**good, "step": step, "tolerance": section, "variant": section}) == []
+    assert [check({**good, "tolerance": section}) for section in SECTIONS] == [[]] * len(SECTIONS)
     enforce(good)
 
 
@@ -194,33 +171,23 @@ def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None
             0.9,
             r"^ndcg_at_10 of segment new users is 0.9000",
         ),
-        (("ndcg_at_10", "child"), math.nan, "no certificate .*found nan, expected a number from 0 to 1"),
-        (("ndcg_at_10", "child"), True, "no certificate .*found True"),
-        (("ndcg_at_10", "parent"), None, "no certificate .*found None"),
-        (("auc", "parent"), -0.5, "no certificate .*found -0.5"),
-        (("logloss", "child"), math.nan, "no certificate .*found nan"),
-        (("logloss", "parent"), math.inf, "no certificate .*found infinity"),
-        (("difference", "max"), math.nan, "no certificate .*found nan"),
-        (("difference", "max"), -math.inf, "no certificate .*found -inf"),
-        (("lists_with_purchase",), "x", "no certificate .*found 'x'"),
-        (("segments",), [], "no certificate .*AttributeError"),
-        (("export",), {}, "its graph: there is no certificate of it"),
-        (("export", "id"), "other", "its graph: its certificate is of another graph"),
-        (("export", "step"), "train_ranker", "its graph: its certificate is of another graph"),
+        (("ndcg_at_10", "child"), math.nan, "^ndcg_at_10 is nan"),
+        (("logloss", "child"), math.nan, "^logloss is nan"),
+        (("difference", "max"), math.nan, "^a score moved by nan"),
+        (("export", "difference", "max"), 0.5, "^its graph: a score moved by 0.5, allowed 0.001"),
     ],
 )
 def test_measurements_outside_the_tolerance_are_named(
     good: dict[str, Any], place: tuple[str, ...], value: Any, told: str
 ) -> None:
-    bad = copy.deepcopy(good)
-    inner = bad
+    inner = good
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    (reason,) = check(bad)
+    (reason,) = check(good)
     assert re.search(told, reason)
     with pytest.raises(ParityFailed, match="prune_ranker made child too far from its parent"):
-        enforce(bad)
+        enforce(good)
 
 
 def test_a_small_segment_proves_nothing(good: dict[str, Any]) -> None:
@@ -230,42 +197,15 @@ def test_a_small_segment_proves_nothing(good: dict[str, Any]) -> None:
     assert check(good) == []
 
 
-@pytest.mark.parametrize("tolerance", ["loose", "", None])
-def test_a_certificate_without_a_tolerance_is_outside(good: dict[str, Any], tolerance: str | None) -> None:
-    (reason,) = check({**good, "tolerance": tolerance})
-    assert reason == f"a certificate of 'prune_ranker' cannot be held against the tolerance {tolerance!r}"
-
-
-def test_the_numbers_are_held_against_the_file_again(
-    good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A certificate carries no verdict of its own that could be believed."""
-    stricter = TOLERANCES.read_text().replace("difference = 1.0", "difference = 0.0")
-    (tmp_path / "tolerances.toml").write_text(stricter)
-    monkeypatch.setattr(module, "TOLERANCES", tmp_path / "tolerances.toml")
-    assert check({**good, "difference": {"max": 0.1, "mean": 0.1}, "failed": []})
-
-
 # ------------------------------------------------------------------------------------------- the chain
 
 
 @pytest.fixture
 def chain(good: dict[str, Any]) -> list[dict[str, Any]]:
     def link(step: str, made: str, *parents: str) -> dict[str, Any]:
-        named = {
-            "step": step,
-            "tolerance": step.removesuffix("_ranker"),
-            "id": made,
-            "parents": list(parents),
-        }
-        return {**good, **named, "export": {**good["export"], "id": made}}
+        return {**good, "step": f"{step}_ranker", "tolerance": step, "id": made, "parents": list(parents)}
 
-    return [
-        link("train_ranker", "a"),
-        link("train_ranker", "b"),
-        link("distill_ranker", "c", "a", "b"),
-        link("compile_ranker", "d", "c"),
-    ]
+    return [link("train", "a"), link("train", "b"), link("distill", "c", "a", "b"), link("compile", "d", "c")]
 
 
 def test_a_whole_chain_has_nothing_wrong(chain: list[dict[str, Any]]) -> None:
@@ -280,111 +220,33 @@ def test_a_chain_to_another_graph_is_refused(chain: list[dict[str, Any]]) -> Non
     assert check_chain(chain, "e") == ["the last certificate is of d, the graph is e"]
 
 
-def test_an_export_alone_is_no_chain(chain: list[dict[str, Any]]) -> None:
-    """It says that a graph computes what some weights do, of whatever quality they are."""
-    alone = {**chain[0], "step": "export_ranker"}
-    wrong = check_chain([alone], "a")
-    assert "export_ranker -> a: a trained ranker has no parent, and nothing else has none" in wrong
-
-
-def test_a_link_that_leads_nowhere_is_refused(chain: list[dict[str, Any]]) -> None:
-    stray = {**chain[0], "id": "s"}
-    assert check_chain([stray, *chain], "d") == ["train_ranker -> s: nothing was made from it"]
-    assert check_chain([*chain[:2], stray], "s") == [
-        "train_ranker -> b: nothing was made from it",
-        "train_ranker -> a: nothing was made from it",
-    ]
-
-
-def relabelled(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was too much for its own step, called a step that may lose more."""
-    last = {**chain[3], "step": "distill_ranker", "tolerance": "distill"}
-    return [*chain[:3], {**last, "export": {**last["export"], "id": "d"}}]
-
-
-def bridged(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*chain[:2], {**chain[3], "parents": ["a", "b"]}]
-
-
-def repeated(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*chain, *chain]
-
-
-def worse_from_the_start(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both numbers of the last link lowered: its own ratio is still 1."""
-    return [*chain[:3], {**chain[3], "ndcg_at_10": {"child": 0.001, "parent": 0.001}}]
-
-
-def without_segments(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*chain[:3], {**chain[3], "segments": {}}]
-
-
-def a_looser_tolerance(chain: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        *chain[:3],
-        {**chain[3], "step": "quantize_ranker", "variant": "int8_static", "tolerance": "int4"},
-    ]
-
-
 @pytest.mark.parametrize(
-    ("bend", "told"),
+    ("order", "told"),
     [
-        (relabelled, "it cannot stand after distill_ranker"),
-        (bridged, "it names 2 parents, and only a student has several"),
-        (repeated, "it stands there twice"),
-        (worse_from_the_start, "ndcg_at_10 of its parent is 0.001, the parent's own certificate says 1.0"),
-        (without_segments, "its segments are not those of the first"),
-        (a_looser_tolerance, "the variant 'int8_static' cannot be held against the tolerance 'int4'"),
-        (lambda chain: [None, *chain], "it is no chain of certificates"),
-        (lambda chain: [*chain[:3], {**chain[3], "parents": None}], "it is no chain of certificates"),
+        ((0, 2, 3), "distill_ranker -> c: no certificate of its parent b"),
+        ((0, 1, 3), "compile_ranker -> d: no certificate of its parent c"),
+        ((2, 0, 1, 3), "distill_ranker -> c: no certificate of its parent a"),
     ],
 )
-def test_a_bent_chain_is_refused(chain: list[dict[str, Any]], bend: Any, told: str) -> None:
-    assert any(told in reason for reason in check_chain(bend(chain), "d"))
-
-
-@pytest.mark.parametrize(("missing", "parent"), [(1, "b"), (2, "c")])
-def test_a_missing_parent_is_refused(chain: list[dict[str, Any]], missing: int, parent: str) -> None:
-    del chain[missing]
-    (wrong,) = check_chain(chain, "d")
-    assert wrong.endswith(f"no certificate of its parent {parent}")
-
-
-def test_a_parent_must_come_first(chain: list[dict[str, Any]]) -> None:
-    wrong = check_chain([chain[2], *chain[:2], chain[3]], "d")
-    assert "distill_ranker -> c: no certificate of its parent a" in wrong
-
-
-@pytest.mark.parametrize("at", [2, 3])
-def test_only_a_trained_ranker_has_no_parent(chain: list[dict[str, Any]], at: int) -> None:
-    """What is left of a chain whose beginning was cut off is no chain."""
-    chain[at] = {**chain[at], "parents": []}
-    wrong = check_chain(chain[at:], chain[-1]["id"])
-    assert any(one.endswith("a trained ranker has no parent, and nothing else has none") for one in wrong)
+def test_a_parent_must_come_first(chain: list[dict[str, Any]], order: tuple[int, ...], told: str) -> None:
+    assert check_chain([chain[i] for i in order], "d")[0] == told
 
 
 def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -> None:
-    chain[3] = {**chain[3], "lists_hash": "other"}
+    chain[3]["lists_hash"] = "other"
     assert check_chain(chain, "d") == ["compile_ranker -> d: it was measured on other lists than the first"]
 
 
-def test_the_graph_a_link_was_exported_to_is_checked_too(chain: list[dict[str, Any]]) -> None:
-    export = {**chain[2]["export"], "difference": {"max": 0.5, "mean": 0.1}}
-    chain[2] = {**chain[2], "export": export}
-    (wrong,) = check_chain(chain, "d")
-    assert wrong.endswith("its graph: a score moved by 0.5, allowed 0.001")
-
-
-@pytest.mark.parametrize("broken", [{}, {"step": "train_ranker", "tolerance": "train"}, {"step": 7}])
-def test_an_invalid_certificate_is_reported(broken: dict[str, Any]) -> None:
-    assert "no certificate" in check(broken)[0] or "cannot be held" in check(broken)[0]
-    assert check_chain([broken], "d")
+@pytest.mark.parametrize("broken", [None, {}, {"tolerance": "any"}, {"parents": None}, {"segments": []}])
+def test_what_is_no_certificate_is_reported(chain: list[dict[str, Any]], broken: Any) -> None:
+    chain[2] = {**chain[2], **broken} if broken else broken
+    assert check_chain(chain, "d")[0].startswith("it is no chain of certificates")
 
 
 def test_a_link_outside_its_tolerance_is_refused(chain: list[dict[str, Any]]) -> None:
-    chain[2] = {**chain[2], "ndcg_at_10": {**chain[2]["ndcg_at_10"], "child": 0.5}}
-    wrong = check_chain(chain, "d")
-    assert wrong[0].startswith("distill_ranker -> c: ndcg_at_10 is 0.5000 of the parent's")
+    chain[2]["ndcg_at_10"] = {**chain[2]["ndcg_at_10"], "child": 0.5}
+    (wrong,) = check_chain(chain, "d")
+    assert wrong.startswith("distill_ranker -> c: ndcg_at_10 is 0.5000 of the parent's")
 
 
 # -------------------------------------------------------------------------------------- the tolerances
@@ -406,12 +268,6 @@ def test_each_tolerance_is_whole_and_has_a_reason(name: str) -> None:
     assert 0.9 < section["auc_ratio"] <= 1
     assert 1 < section["logloss_ratio"] <= 1.05
     assert 0 < section["difference"] <= 1
-
-
-@pytest.mark.parametrize("name", SECTIONS)
-def test_each_tolerance_is_used_by_a_step(name: str) -> None:
-    sources = (path.read_text() for path in TOLERANCES.parent.glob("*.py"))
-    assert any(f'"{name}"' in source for source in sources)
 
 
 def test_the_whole_chain_stays_within_the_tolerances_of_its_links() -> None:

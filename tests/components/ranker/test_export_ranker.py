@@ -1,6 +1,7 @@
 """A graph that answers otherwise than its model is refused; the inputs that trace a ranker."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from components.models.dlrm import Dlrm
 from components.models.ranker import CANDIDATE, QUERY, Inputs, Shape
 from components.models.sequence import SequenceRanker
 from components.ranker.certificate import ParityFailed
-from components.ranker.export_ranker import SAMPLE_LISTS, export_ranker, probabilities, sample_inputs
+from components.ranker.export_ranker import SAMPLE_LISTS, export_ranker, said_of_rows, sample_inputs
 from components.ranker.fitting import sample_rows
 from feature_repo.schema import DENSE_NAMES
 
@@ -71,8 +72,10 @@ def test_one_list_is_traced_as_two(plant: Callable[..., RankerExamples]) -> None
     assert inputs["dense"].shape == (2, 10, len(DENSE_NAMES))
 
 
-def test_probabilities_are_the_models_own(data: RankerExamples) -> None:
+def test_what_is_said_of_lists_of_unequal_length_lies_where_their_rows_are(data: RankerExamples) -> None:
+    data = replace(data, start=np.array([0, 4, 4, 30, 500]))
     model = untrained(Dlrm, data)
+    nothing, codes = torch.empty(0), torch.from_numpy(data.categorical.astype(np.int64))
     with torch.no_grad():
-        straight = model(torch.from_numpy(data.dense), torch.from_numpy(data.categorical.astype(np.int64)))
-    np.testing.assert_allclose(probabilities(model, data), straight.numpy(), atol=1e-6)
+        straight = model.logits(Inputs(torch.from_numpy(data.dense), codes, nothing, nothing, nothing))
+    np.testing.assert_allclose(said_of_rows(model.logits, data), straight.numpy(), atol=1e-6)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from components.data.examples import RankerExamples
+from components.hyper_parameters import RankerParams
 from components.models.dlrm import Dlrm
 from components.models.ranker import Shape
-from components.ranker.fitting import Schedule, Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
+from components.ranker.fitting import Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
 from feature_repo.schema import DENSE_NAMES
 
+TRAINING = RankerParams(epochs=4, batch_size=16, learning_rate=1e-2)
 SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))
 
 
@@ -113,7 +115,7 @@ def test_few_lists_are_passed_until_the_least_number_of_steps(
 
     monkeypatch.setattr(torch.optim.AdamW, "step", counted)
     model, data = Dlrm(SHAPE, hidden=16), plant(300, 15, seed=1, always=True)
-    fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0))
+    fit(model, data, TRAINING)
     assert len(steps) == 16 * 19  # 4 passes were asked for; 16 are the first with LEAST_STEPS
 
 
@@ -125,7 +127,7 @@ def test_a_teacher_with_all_the_weight_overrules_purchases(
     contrary = -4 * data.label.astype(np.float32)
     model = Dlrm(SHAPE, hidden=16)
     model.fit_scale(sample_rows(data))
-    fit(model, data, Schedule(4, 16, 1e-2, 0.1, 0.0, 0), Soft(contrary, 1.0, 1.0))
+    fit(model, data, TRAINING, Soft(contrary, 1.0, 1.0))
     inputs, rows, _ = inputs_of(data, np.arange(300))
     with torch.no_grad():
         logits = model.eval().logits(inputs).numpy()
@@ -139,7 +141,7 @@ def test_the_same_seed_gives_the_same_weights(plant: Callable[..., RankerExample
     for _ in range(2):
         torch.manual_seed(3)
         model = Dlrm(SHAPE, hidden=8)
-        fit(model, data, Schedule(1, 16, 1e-2, 0.1, 0.0, 5))
+        fit(model, data, replace(TRAINING, epochs=1, seed=5))
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*found)
 

@@ -48,12 +48,6 @@ def test_a_half_written_one_is_refused(ranker: Path) -> None:
         read_ranker(ranker)
 
 
-def test_another_kind_is_refused(ranker: Path) -> None:
-    (ranker / "manifest.json").write_text(json.dumps({"kind": "two_tower"}))
-    with pytest.raises(ContractViolation, match="holds a two_tower, expected a ranker"):
-        read_ranker(ranker)
-
-
 def test_trees_have_no_weights_to_go_on_from(ranker: Path) -> None:
     (ranker / "weights.npz").unlink()
     manifest = json.loads((ranker / "manifest.json").read_text())

@@ -17,21 +17,18 @@ from components.data.examples import (
     write_arrays,
     write_manifest,
 )
-from components.hyper_parameters import RANKERS, RankerParams, read_ranker_params, reads
+from components.hyper_parameters import RANKERS, read_ranker_params, reads
 from components.models.dlrm import Dlrm
-from components.models.ranker import Inputs, Shape
-from components.parameters import read_params
+from components.models.ranker import Shape
 from components.ranker.certificate import check, check_chain
-from components.ranker.export_ranker import probabilities
+from components.ranker.export_ranker import said_of_rows
 from components.ranker.ranker_artefact import RankerArtefact, read_ranker
 from components.ranker.scoring import OnnxRanker
 from components.ranker.train_ranker import (
     calibrate,
     load_ranker,
-    logits_of,
     platt,
     read_shape,
-    schedule_of,
     train_ranker,
 )
 from feature_repo.schema import DENSE_NAMES
@@ -109,7 +106,6 @@ def test_probabilities_are_those_of_the_held_out_lists(
     planted = np.asarray(held_out.dense)[:, DENSE_NAMES.index("together_sum")] > 5
     assert scores[planted].mean() == pytest.approx(0.9, abs=0.2)
     assert scores[~planted].mean() == pytest.approx(0.1 / 29, abs=0.006)
-    assert trained.certificates[-1]["calibration_error"] < 0.02
 
 
 @slow
@@ -120,7 +116,11 @@ def test_the_certificate_proves_that_graph_and_framework_agree(trained: RankerAr
     assert certificate["bytes"] == trained.graph.stat().st_size
     assert check(certificate) == []
     assert check_chain(trained.certificates, trained.id) == []
-    assert trained.manifest["step"] == "train_ranker"
+    manifest = trained.manifest
+    assert manifest["step"] == "train_ranker"
+    assert manifest["params"]["ranker"]["model"] == manifest["model"]
+    assert manifest["params"]["examples"] == {"windows": 1}
+    assert manifest["size"].items() >= SMALL.get(manifest["model"], {"size": {}})["size"].items()
     assert trained.manifest["cost"]["cpu_seconds"] > 0
 
 
@@ -132,7 +132,8 @@ def test_the_graph_scores_like_the_stored_weights(
         with pytest.raises(ContractViolation, match="without torch weights"):
             load_ranker(trained)
         return
-    expected = probabilities(load_ranker(trained), held_out)
+    ranker = load_ranker(trained)
+    expected = said_of_rows(lambda inputs: ranker(*inputs), held_out)
     np.testing.assert_allclose(graph.scores(held_out), expected, atol=1e-4)
 
 
@@ -196,21 +197,15 @@ def test_any_number_of_candidates_is_scored(graph: OnnxRanker, held_out: RankerE
 
 
 @slow
-def test_nothing_known_still_gives_a_probability(graph: OnnxRanker, held_out: RankerExamples) -> None:
+@pytest.mark.parametrize("value", [0.0, 1e9, -3e38, 3e38])
+def test_nothing_known_and_wild_features_give_a_probability(
+    graph: OnnxRanker, held_out: RankerExamples, value: float
+) -> None:
     given = one_list(held_out)
-    nothing = replace(given, **{name: np.zeros_like(a) for name, a in vars(given).items() if name != "start"})
-    scores = graph.scores(nothing)
+    nothing = {name: np.zeros_like(a) for name, a in vars(given).items() if name != "start"}
+    scores = graph.scores(replace(given, **nothing | {"dense": np.full_like(given.dense, value)}))
     assert np.isfinite(scores).all()
-    assert ((scores >= 0) & (scores <= 1)).all()
     np.testing.assert_allclose(scores, scores[0], atol=1e-6)
-
-
-@slow
-@pytest.mark.parametrize("value", [1e9, -1e9, 3e38, -3e38])
-def test_wild_features_give_a_probability(graph: OnnxRanker, held_out: RankerExamples, value: float) -> None:
-    given = one_list(held_out)
-    scores = graph.scores(replace(given, dense=np.full_like(given.dense, value)))
-    assert np.isfinite(scores).all()
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
@@ -247,11 +242,6 @@ def test_an_unknown_ranker_is_named(tmp_path: Path, model: str, params: dict[str
         train_ranker(tmp_path, tmp_path, tmp_path / "out", model, params)
 
 
-def test_an_unknown_parameter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="did you mean 'epochs'"):
-        train_ranker(tmp_path, tmp_path, tmp_path / "out", "dlrm", {"dlrm": {"epoch": 1}})
-
-
 def test_a_size_travels_as_floats_and_arrives_whole() -> None:
     """Numbers of a JSON parameter travel as protobuf numbers, at every depth."""
     found = read_ranker_params({"dlrm": {"size": {"dim": 32.0, "dropout": 0.0}}})["dlrm"]
@@ -263,7 +253,7 @@ def test_a_size_travels_as_floats_and_arrives_whole() -> None:
     ("given", "told"),
     [
         ({"dlrm": {"size": {"dims": 32}}}, "Dlrm has no parameter 'dims': did you mean 'dim'"),
-        ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected 1 or more"),
+        ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected `int` >= 1"),
         ({"dlrm": 5}, "dlrm is 5, expected an object"),
         ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
     ],
@@ -271,12 +261,6 @@ def test_a_size_travels_as_floats_and_arrives_whole() -> None:
 def test_a_parameter_that_a_ranker_does_not_read_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
         read_ranker_params(given)
-
-
-@pytest.mark.parametrize("name", ["epochs", "batch_size"])
-def test_a_training_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"RankerParams.{name} is 0, expected more than 0"):
-        read_params(RankerParams, {name: 0})
 
 
 @pytest.mark.parametrize(
@@ -298,11 +282,6 @@ def test_without_lists_nothing_is_trained(shop: Path, tmp_path: Path, lacking: s
 
 def test_the_shape_follows_from_the_data(shop: Path) -> None:
     assert read_shape(shop / "examples", shop / "statistics") == Shape(len(DENSE_NAMES), (61, 10, 6, 4))
-
-
-def test_a_schedule_is_the_settings() -> None:
-    made = schedule_of(RankerParams(epochs=5, table_decay=0.1, seed=3))
-    assert (made.epochs, made.table_decay, made.seed, made.batch_size) == (5, 0.1, 3, 64)
 
 
 # -------------------------------------------------------------------------------------- the calibration
@@ -343,33 +322,3 @@ def test_calibration_finds_the_purchase_rate(plant: Callable[..., RankerExamples
     with torch.no_grad():
         served = model(torch.from_numpy(data.dense), torch.from_numpy(data.categorical.astype(np.int64)))
     assert served.mean().item() == pytest.approx(data.label.mean(), rel=1e-3)
-
-
-def test_without_purchases_probabilities_stay_as_trained(plant: Callable[..., RankerExamples]) -> None:
-    data = plant(2, 5, seed=0)
-    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8)
-    result = calibrate(model, replace(data, label=np.zeros_like(data.label)))
-    assert result == {"calibration_slope": 1.0, "calibration_intercept": 0.0}
-    assert model.calibration.tolist() == [1.0, 0.0]
-
-
-def test_logits_of_lists_of_unequal_length_lie_where_their_rows_are(
-    plant: Callable[..., RankerExamples],
-) -> None:
-    data = replace(plant(3, 10, seed=0), start=np.array([0, 4, 4, 30]))
-    model = Dlrm(Shape(len(DENSE_NAMES), (61, 10, 6, 4)), hidden=8).eval()
-    with torch.no_grad():
-        nothing = torch.empty(0)
-        codes = torch.from_numpy(data.categorical.astype(np.int64))
-        straight = model.logits(Inputs(torch.from_numpy(data.dense), codes, nothing, nothing, nothing))
-    np.testing.assert_allclose(logits_of(model, data), straight.numpy(), atol=1e-6)
-
-
-@slow
-def test_the_manifest_says_how_it_was_made(trained: RankerArtefact) -> None:
-    manifest = json.loads((trained.path / "manifest.json").read_text())
-    assert manifest["params"]["ranker"]["model"] == manifest["model"]
-    assert manifest["params"]["examples"] == {"windows": 1}
-    assert manifest["shape"] == {"dense": len(DENSE_NAMES), "cardinality": [61, 10, 6, 4]}
-    small = SMALL.get(manifest["model"], {"size": {}})
-    assert manifest["size"].items() >= small["size"].items()  # beside the defaults

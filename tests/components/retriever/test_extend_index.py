@@ -13,8 +13,8 @@ import torch
 from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.privacy.erased_files import names_user
-from components.retriever.extend_index import _with_rows, cold_vectors, extend_index, read_new_items
-from components.retriever.train_retriever import load_retriever
+from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
+from components.retriever.train_retriever import load_retriever, write_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
 from feature_repo.stream.erasure import Forgotten, forget
@@ -96,9 +96,6 @@ def test_new_items_are_found_and_removed_ones_are_not(
     assert (code, after.statistics.code_of["a much longer id than others"]) == (80, 81)
     assert after.statistics.price[code] == 2.5
     assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
-    of_before = np.array([*before.statistics.interval_days, 0.0, 0.0], np.float32)  # of an earlier version
-    mended = _with_rows(replace(after.statistics, interval_days=of_before), new.iloc[:0], {})
-    assert mended.interval_days.tolist() == after.statistics.interval_days.tolist()
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)
     found = FaissTower(after.query_tower, after.index).search([prepared.query], 82)[0].tolist()
@@ -166,11 +163,7 @@ def test_items_that_do_not_fit_are_refused(toy_line: Path, new: pd.DataFrame, tm
     model = load_retriever(toy_line / "retriever")
     assert len(model.categorical) == 81
     assert not (tmp_path / "refused").exists()
-    from components.retriever.checkpoint import write_checkpoint
-
     other = TwoTower(torch.ones(80, 3, dtype=torch.long), [4, 3, 3], 63, 128)
-    write_checkpoint(
-        tmp_path / "other", "two_tower", other, cardinality=[4, 3, 3], dim=63, hidden=128, params={}
-    )
+    write_retriever(tmp_path / "other", other, {})
     with pytest.raises(ContractViolation, match="trained on other items"):
         extend(NONE, ("item-004",), tmp_path / "other")

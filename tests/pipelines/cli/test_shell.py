@@ -106,7 +106,7 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         (["run", "--data", ""], "--data is empty"),
         (
             ["run", "--data", "toy", "--param", "ranker_params.dlrm.epochs=-1"],
-            "epochs is -1, expected more than 0",
+            "epochs is -1, expected `int` >= 1",
         ),
         (["promote", "--gate", "over_blend"], "--gate 'over_blend': expected NAME=VALUE"),
         (["drift"], "has no champion"),

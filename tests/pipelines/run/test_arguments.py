@@ -84,7 +84,7 @@ def test_a_missing_argument_is_named() -> None:
     ("given", "told"),
     [
         ({"gate_params": {"over_blnd": 1.0}}, "gate_params: GateParams has no parameter 'over_blnd'"),
-        ({"student_params": {"epochs": 0}}, "StudentParams.epochs is 0, expected more than 0"),
+        ({"student_params": {"epochs": 0}}, "StudentParams.epochs is 0, expected `int` >= 1"),
         ({"ranker_params": {"dlmr": {}}}, "no ranker 'dlmr'"),
         ({"prune_params": 3}, "prune_params is 3: give its parameters"),
     ],
