@@ -94,9 +94,9 @@ def _verdict(
     since, until = window
     if folder:
         asked = Window.parse(since or champion.cut, until, zone)
-        return drift_of_events(read_dataset(folder), asked, other or bundle, page, page is None)
+        return drift_of_events(read_dataset(folder), asked, other or bundle, page)
     log_dir = context.settings().prediction_log_dir
-    return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page, page is None)
+    return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page)
 
 
 def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
