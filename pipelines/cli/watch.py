@@ -203,6 +203,7 @@ def watch(
     from pipelines.live.streaming import stop_signal
     from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
+    from pipelines.run.submit import Kubeflow
 
     if not 0.1 <= every_s <= 1e6:
         raise click.UsageError(f"--every is {every_s:g}, expected seconds from 0.1 to 1,000,000")
@@ -211,15 +212,16 @@ def watch(
     if pipelines and not pipelines.startswith(("http://", "https://")):
         raise click.UsageError(f"--pipelines is {pipelines!r}, expected http(s)://…")
 
+    def cluster() -> Kubeflow:
+        return Kubeflow(pipelines, experiment, namespace, read_token(token_file))
+
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
             return launch.retrain(context.home, verdict, sys.stderr, REST)
-        return launch.retrain_on_cluster(
-            context.home, verdict, pipelines, experiment, namespace, read_token(token_file), REST
-        )
+        return launch.retrain_on_cluster(context.home, verdict, cluster(), REST)
 
     def result() -> bool | None:
-        return launch.cluster_result(context.home, pipelines, experiment, namespace, read_token(token_file))
+        return launch.cluster_result(context.home, cluster())
 
     def say(line: str) -> None:
         click.echo(line, err=True)

@@ -22,6 +22,7 @@ from serving.settings import Settings
 
 if TYPE_CHECKING:
     from monitoring.verdict import DriftVerdict
+    from pipelines.run.submit import Kubeflow
 
 MODEL_NAME = "checkout-recommender"
 DATA_NAMES = ("complete-journey", "toy")
@@ -200,13 +201,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
 
 
 def retrain_on_cluster(
-    home: Path,
-    verdict: DriftVerdict,
-    host: str,
-    experiment: str,
-    namespace: str,
-    token: str,
-    cool_down: timedelta,
+    home: Path, verdict: DriftVerdict, cluster: Kubeflow, cool_down: timedelta
 ) -> dict[str, Any]:
     """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
 
@@ -219,7 +214,7 @@ def retrain_on_cluster(
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
     try:
-        submitted = repeat_training(host, experiment, namespace, token)
+        submitted = repeat_training(cluster)
     except BaseException:
         release_retrain(home)
         raise
@@ -227,13 +222,13 @@ def retrain_on_cluster(
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
 
 
-def cluster_result(home: Path, host: str, experiment: str, namespace: str, token: str) -> bool | None:
+def cluster_result(home: Path, cluster: Kubeflow) -> bool | None:
     """Return how the last run of `retrain_on_cluster`, or a later training, went; None: none has ended."""
     from monitoring.retraining import started_run
     from pipelines.run.submit import training_since
 
     run_id = started_run(home)
-    return training_since(host, experiment, namespace, token, run_id) if run_id else None
+    return training_since(cluster, run_id) if run_id else None
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:

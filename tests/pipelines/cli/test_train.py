@@ -11,7 +11,7 @@ import pytest
 from components.home import Running, announced, locked
 from pipelines.run.graph import Spec, step_names
 from pipelines.run.runs import Run, Size, new_run
-from pipelines.run.submit import Mount, Scheduled, Submitted
+from pipelines.run.submit import Kubeflow, Mount, Submitted
 from pipelines.training import LAPTOP_TEACHERS, TEACHERS
 from tests.pipelines.cli.conftest import answered, reco
 
@@ -112,7 +112,7 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
     launched: list[dict[str, Any]] = []
     pipelines: list[str] = []
 
-    def submit(pipeline: Any, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
+    def submit(pipeline: Any, cluster: Kubeflow, arguments: dict[str, Any]) -> Submitted:
         launched.append(arguments)
         pipelines.append(pipeline.name)
         return Submitted("r1", "url", "p1", "v1", "PENDING")
@@ -165,17 +165,21 @@ def test_a_schedule_watches_the_champion_of_the_volume(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def schedule(pipeline: Any, *given: Any) -> Scheduled:
+    def schedule(pipeline: Any, *given: Any) -> dict[str, Any]:
         asked.append((pipeline.name, *given))
-        return Scheduled("s1", "url", "p1", "v1", 0)
+        return {"url": "url", "replaced": 0}
+
+    def equip(pipeline: Any, image: str, mount: Mount) -> Any:
+        assert mount == Mount("reco", "/mnt/reco")
+        return pipeline
 
     monkeypatch.setattr("pipelines.run.submit.schedule_pipeline", schedule)
+    monkeypatch.setattr("pipelines.run.submit.equipped", equip)
     common = ["schedule", "--host", "http://kfp", "--data", "/mnt/reco/offline_store"]
     assert reco(tmp_path, *common, "--volume", "reco").exit_code == 0
-    [(name, host, arguments, cron, *_, mount)] = asked
-    assert (name, host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
+    [(name, cluster, arguments, cron)] = asked
+    assert (name, cluster.host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
     assert arguments == {"bundle": "/mnt/reco", "data": "/mnt/reco/offline_store", "log": ""}
-    assert mount == Mount("reco", "/mnt/reco")
     for more, said in (
         ([], "needs --volume"),
         (["--volume", "reco", "--cron", "0 6 * * *"], "5 fields, expected six"),
