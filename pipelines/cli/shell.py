@@ -5,9 +5,7 @@ A command imports the heavy libraries it needs when it runs, so that `reco --hel
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,6 @@ from pipelines.cli import ask, bench, events, release, rollout, rules, serve, tr
 from pipelines.cli.options import HOME_HELP, Home
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
-
-CURES = {
-    errno.EROFS: "make it writable",
-    errno.EACCES: "make it writable",
-    errno.ENOSPC: "free some space",
-    errno.EFBIG: "raise the largest size of a file (ulimit -f)",
-    errno.ELOOP: "mend the link",
-}
 
 
 class Reco(click.Group):
@@ -55,20 +45,8 @@ class Reco(click.Group):
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):
                 raise
-            click.echo(f"reco: {_said(error, ctx.find_root().meta.get('home', 'the home'))}", err=True)
+            click.echo(f"reco: {error}", err=True)
             ctx.exit(code)
-
-
-def _said(error: Exception, home: Path | str) -> str:
-    """Return the message of an error; one of a place that cannot be written may name no place."""
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a tree: each file's reason
-        source, target, reason = error.args[0][0]
-        return f"{source} cannot be copied to {target}: {reason}"
-    if isinstance(error, OSError) and error.errno in CURES:
-        place = error.filename or home
-        cure = CURES[error.errno]
-        return f"{place} cannot be used ({error.strerror}): {cure}, or give another folder with --home"
-    return str(error)
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

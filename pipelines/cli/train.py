@@ -19,7 +19,6 @@ from pipelines.cli.options import (
     FILE,
     Command,
     Context,
-    TokenInvalid,
     check_alone,
     common_options,
     read_token,
@@ -240,7 +239,7 @@ def submit(
         click.echo(f"{submitted.url}: waiting for its end", err=True)
 
         def token_of_now() -> str:
-            with contextlib.suppress(OSError, TokenInvalid):  # the file is being replaced
+            with contextlib.suppress(OSError, ValueError):  # the file is being replaced
                 return read_token(token_file) or token
             return token
 

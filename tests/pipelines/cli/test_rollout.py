@@ -56,12 +56,6 @@ def test_the_status_shows_state_weights_and_the_gates_table(reco: Any, api: ApiS
     assert document["weights"] == {"blue": 100, "green": 0}
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
-def test_a_hold_that_never_ends_is_wrong_usage(reco: Any, seconds: str) -> None:
-    done = reco("release", "--status", "--hold-s", seconds)
-    assert (done.exit_code, "expected seconds, 0 or more" in done.output) == (2, True)
-
-
 def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(reco: Any, api: ApiServer) -> None:
     fields = json.loads(to_json(RECORD)) | {"state": "aborted", "reason": "step 5 %", "started_by": "job-1"}
     note = {"metadata": {"annotations": {"reco.dev/release": json.dumps(fields)}}}

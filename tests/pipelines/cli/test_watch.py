@@ -108,18 +108,6 @@ def test_the_doctor_finds_the_champion_and_a_flipped_byte(home: Path, tmp_path: 
     assert "ranker.onnx" in done.output
 
 
-@pytest.mark.parametrize("every", ["inf", "1e10", "1e-9", "nan"])
-def test_a_pause_that_no_clock_can_wait_is_refused(tmp_path: Path, every: str) -> None:
-    done = reco(tmp_path, "watch", "--every", every)
-    assert (done.exit_code, "expected seconds from 0.1 to 1,000,000" in done.output) == (2, True)
-
-
-@pytest.mark.parametrize("hours", ["-5", "0", "nan", "inf", "1e300", "169"])
-def test_windows_of_kpis_that_overlap_or_are_none_are_refused(tmp_path: Path, hours: str) -> None:
-    done = reco(tmp_path, "kpi", "--hours", hours)
-    assert (done.exit_code, "at most the 168 of a week" in done.output) == (2, True)
-
-
 def test_a_port_of_metrics_in_use_is_reported_with_its_option(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
