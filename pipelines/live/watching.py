@@ -124,7 +124,7 @@ def look(
     until = earnings.until.to_pydatetime()
     concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
     if concept is None:
-        gauges.show_nothing("labels")
+        gauges.show_drift("labels", None)
     else:
         lines += _act("labels", concept, gauges, retrain)
     if earnings.drift_cost is not None:
