@@ -187,17 +187,9 @@ def raise_alert(*verdicts: Mapping[str, Any]) -> str:
     return said
 
 
-def compare(
-    tables: Sequence[TablePair], rules: Mapping[str, ColumnRule] = RULES, too_short: str = ""
-) -> list[Comparison]:
-    """Bring every column of the tables into bins, after checking that it can be compared.
-
-    Args:
-        tables: of both windows.
-        rules: by column.
-        too_short: why no column of this window can be compared.
-    """
-    return [comparison for table in tables for comparison in _compare_table(table, rules, too_short)]
+def compare(tables: Sequence[TablePair], too_short: str = "") -> list[Comparison]:
+    """Bring every column of the tables into bins; `too_short` says why none of this window can be."""
+    return [comparison for table in tables for comparison in _compare_table(table, too_short)]
 
 
 def _check(
@@ -207,15 +199,7 @@ def _check(
     end: datetime,
     report: Path | None,
 ) -> DriftVerdict:
-    """Judge a window against its reference.
-
-    Args:
-        tables_of: gives the tables of a window and of the reference.
-        compared: says which.
-        windows: the window and the reference.
-        end: of the window, also of one that is open.
-        report: where to write the HTML report, if at all.
-    """
+    """Judge a window against its reference; `end` is that of the window, also of one that is open."""
     began = time.perf_counter()
     tables, days = tables_of(windows[0])
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
@@ -284,7 +268,7 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
     return ""
 
 
-def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short: str) -> list[Comparison]:
+def _compare_table(table: TablePair, too_short: str) -> list[Comparison]:
     names = [
         str(name)
         for name in dict.fromkeys([*table.reference, *table.current])
@@ -298,7 +282,7 @@ def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short:
     )
     if not too_short and min(sizes) >= LEAST_UNITS:
         draws = Draws.of(units[1], sizes[0])
-    return [_compare_column(name, table, draws, rules.get(name, ColumnRule()), sizes[0]) for name in names]
+    return [_compare_column(name, table, draws, sizes[0]) for name in names]
 
 
 def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
@@ -307,9 +291,8 @@ def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
     return np.arange(len(frame))
 
 
-def _compare_column(
-    name: str, table: TablePair, draws: Draws | str, rule: ColumnRule, units: int
-) -> Comparison:
+def _compare_column(name: str, table: TablePair, draws: Draws | str, units: int) -> Comparison:
+    rule = RULES.get(name, ColumnRule())
     current, reference = table.current.get(name), table.reference.get(name)
     like = reference if reference is not None else current
     assert like is not None

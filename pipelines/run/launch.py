@@ -94,13 +94,8 @@ def start_training(
 ) -> Run:
     """Run the training pipeline under a home.
 
-    Args:
-        home: the state folder.
-        given: arguments of the pipeline; defaults for the rest.
-        size: `full` trains all teachers; `fast` makes every step smaller, where `given` does not say.
-        tracking_uri: of the registry; empty is the one under the home.
-        stream: gets the progress.
-        jobs: how many steps may run at once; 0: as many as cores.
+    What `given` leaves out has the defaults of the size. An empty tracking URI is the registry of the home;
+    0 jobs are as many as cores.
 
     Raises:
         ArgumentsInvalid: an argument that the pipeline does not take.

@@ -7,7 +7,6 @@ own (`step_process`). Order and wiring come from the compiled IR (`graph`, `step
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -28,9 +27,7 @@ from pipelines.run.step_order import StepOrder
 from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 from pipelines.run.stopping import on_stop
 
-ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
-PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
 TRACEBACK = "Traceback (most recent call last):"
 TICK_S = 0.1
 FEW = 3  # so few steps import less themselves than the server would
@@ -64,16 +61,7 @@ def start_run(
     stream: IO[str],
     jobs: int = 0,
 ) -> Run:
-    """Run a pipeline from its first step to its last and return the record.
-
-    Args:
-        home: the state folder.
-        pipeline: its name in the record.
-        spec: the pipeline.
-        arguments: complete.
-        size: of the pipeline, for the record: `resume` must find the same one.
-        stream: gets the progress.
-        jobs: how many steps may run at once; 0: as many as cores.
+    """Run a pipeline from its first step to its last and return the record; its size is for `resume_run`.
 
     Raises:
         StepFailed: naming the step, its own error first.
@@ -119,11 +107,8 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     progress = Progress(stream)
     order = StepOrder(spec, todo, usual_steps(home, run), jobs)
     names = [step.name for step in run.steps]
-    code = code_hash()
     kept = len(names) - len(todo)
-    if kept and run.code not in ("", code):
-        progress.say("the code changed since this run began: steps that are kept were made by the older code")
-    run.code, run.pid, began = code, os.getpid(), time.monotonic()
+    run.pid, began = os.getpid(), time.monotonic()
     progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
     try:
         modules = HEAVY if len(todo) > FEW else ()
@@ -137,18 +122,9 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
             shutil.rmtree(run.folder / "working", ignore_errors=True)
         run.pid, run.elapsed_s = 0, round(run.elapsed_s + time.monotonic() - began, 2)
         run.save()
-        _free_space(home, run, progress)
-
-
-def _free_space(home: Path, run: Run, progress: Progress) -> None:
-    """Remove what older runs left; that this fails must not hide how the run ended."""
-    try:
-        freed = drop_artifacts(home, KEPT_RUNS, spare=run.run_id)
-    except OSError as error:
-        progress.say(f"artifacts of older runs could not be removed: {error}")
-        return
-    if freed:
-        progress.say(f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered")
+        if freed := drop_artifacts(home, KEPT_RUNS, spare=run.run_id):
+            old = ", ".join(freed)
+            progress.say(f"artifacts of older runs removed ({old}); their bundles stay registered")
 
 
 class _Execution:
@@ -263,15 +239,6 @@ def cause_of(log: str) -> str:
             break
         cause.append(line)
     return "\n".join(cause)
-
-
-def code_hash() -> str:
-    """Return a hash over the source of all packages: has the code changed since a step ran?"""
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _interrupt() -> None:

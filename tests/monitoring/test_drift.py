@@ -1,6 +1,6 @@
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -26,7 +26,7 @@ from monitoring.drift import (
     raise_alert,
     show,
 )
-from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
+from monitoring.verdict import DriftVerdict, judge
 from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
@@ -40,11 +40,9 @@ MIX = 1 / np.arange(5, 45)
 PIES = np.where(np.arange(40) == 30, 6 * MIX, MIX)  # one category in forty sells six times as much
 
 
-def check_drift(
-    current: pd.DataFrame, reference: pd.DataFrame, unit: str = "", rules: Mapping[str, ColumnRule] = RULES
-) -> DriftVerdict:
+def check_drift(current: pd.DataFrame, reference: pd.DataFrame, unit: str = "") -> DriftVerdict:
     """Compare two frames column by column."""
-    return judge(compare([TablePair(current, reference, unit)], rules))
+    return judge(compare([TablePair(current, reference, unit)]))
 
 
 def drift_in(path: Path, *compared: Any, **options: Any) -> DriftVerdict:

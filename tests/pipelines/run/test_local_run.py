@@ -18,7 +18,7 @@ import pytest
 from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec, WiringChanged
-from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
+from pipelines.run.local_run import StepFailed, cause_of, resume_run, start_run
 from pipelines.run.runs import Run, find_run, list_runs, new_run
 from pipelines.run.step_process import StepProcess, StepServer
 from tests.chaos.procs import eventually
@@ -169,26 +169,9 @@ def test_a_failed_or_resumed_run_frees_space_too(
     assert f"artifacts of older runs removed ({runs[1].run_id})" in said.getvalue()
 
 
-def test_a_failed_cleanup_does_not_hide_the_result(
-    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> list[str]:
-        raise PermissionError("artifacts of another user")
-
-    monkeypatch.setattr("pipelines.run.local_run.drop_artifacts", refuse)
+def test_a_killed_step_is_named_as_such(tmp_path: Path, spec: Spec) -> None:
     with pytest.raises(StepFailed, match="it was killed, or memory ran out"):
         start(tmp_path, spec, die="9")
-    assert "could not be removed: artifacts of another user" in start(tmp_path, spec)[1]
-
-
-def test_changed_code_is_reported_on_resume(tmp_path: Path, spec: Spec) -> None:
-    run, _ = start(tmp_path, spec)
-    run.code = "older"
-    run.step("report").status = "failed"
-    run.save()
-    _, said = resume(tmp_path, spec)
-    assert "the code changed since this run began" in said
-    assert len(code_hash()) == 16
 
 
 def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None:
