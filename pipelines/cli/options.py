@@ -74,6 +74,9 @@ class Home(click.Path):
         return super().convert(value, param, ctx)
 
 
+HOME = Home(file_okay=False, path_type=Path)
+
+
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 
 
@@ -87,7 +90,7 @@ def common_options(command: Command) -> Command:
     """Add --home, --output and --debug to a command and pass it a `Context`."""
 
     # Eager: the defaults of other options lie under the home.
-    @click.option("--home", type=Home(path_type=Path), is_eager=True, help=HOME_HELP)
+    @click.option("--home", type=HOME, is_eager=True, help=HOME_HELP)
     @click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
     )

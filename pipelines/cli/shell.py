@@ -13,7 +13,7 @@ import click
 
 from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
-from pipelines.cli.options import HOME_HELP, Home
+from pipelines.cli.options import HOME, HOME_HELP
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
 
@@ -50,7 +50,7 @@ class Reco(click.Group):
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--home", type=Home(path_type=Path), help=HOME_HELP)
+@click.option("--home", type=HOME, help=HOME_HELP)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name=MODEL_NAME, prog_name="reco")
 def main(home: Path | None, debug: bool) -> None:

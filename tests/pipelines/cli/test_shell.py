@@ -94,6 +94,7 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         ),
         (["compile", "--state", "/data"], "--state needs --volume"),
         (["compile", "--volume", "reco", "--state", "data"], "it begins with /"),
+        (["doctor", "--home", __file__], "is a file"),
         (["models", "--tracking-uri", "ftp://x"], "tracking URI with scheme 'ftp'"),
         (["recommend", "--basket", "1"], "has no champion"),
         (["serve"], "has no champion"),
