@@ -76,13 +76,16 @@ def up(
     """Start store, broker, stream and endpoint, until Ctrl-C."""
     from components.home import announced, locked
     from feature_repo.stream.kafka import KafkaSettings, create_topics
+    from feature_repo.stream.replay_events import moment
     from pipelines.live.monitors import monitor_programs
     from pipelines.live.screen import Screen
     from pipelines.live.supervisor import Supervisor
     from pipelines.live.up import Wanted, parts_of, used_by
 
-    if data:
-        _check_replay(data, since)
+    if data:  # else the replay would fail only after store and broker have started
+        check_data(data)
+        if since:
+            moment("from", since)
     champion = read_champion(context.home)
     origin = champions_run(context.home)
     features = origin.artifacts("materialize-features") / "features" if origin else None
@@ -108,19 +111,6 @@ def up(
         screen.say(f"logs of the parts: {logs}")
         with announced(context.home, used_by(parts)), screen:
             Supervisor(parts, logs, screen.show, screen.say).run()
-
-
-def _check_replay(data: str, since: str) -> None:
-    """Refuse a replay that would fail only after store and broker have started."""
-    from feature_repo.events import EventsInvalid
-    from feature_repo.stream.replay_events import moment
-
-    check_data(data)
-    if since:
-        try:
-            moment("from", since)
-        except EventsInvalid as error:
-            raise click.UsageError(str(error)) from error
 
 
 COMMANDS = (serve, up)

@@ -130,14 +130,9 @@ def run_here(full_command: Sequence[str]) -> int:
 
     Args:
         full_command: `sh -c SCRIPT PROGRAM ARGUMENT...`, where the script calls KFP's executor.
-
-    Raises:
-        ValueError: it is of another form, because the component installs packages.
     """
     from kfp.dsl.executor_main import executor_main
 
-    if len(full_command) < 4 or "ephemeral_component.py" not in full_command[2]:
-        raise ValueError("a component of a local run installs no packages: take packages_to_install out")
     _, _, _, program, *arguments = full_command
     file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
     file.write_text(program, encoding="utf-8")

@@ -20,7 +20,6 @@ from tests.pipelines.cli.conftest import reco
     [
         (("up", "--port", "70000"), "70000 is not in the range"),
         (("up", "--replay", "toy", "--speed", "-1"), "'--speed': -1.0 is not in the range"),
-        (("up", "--replay", "toy", "--from", "yesterday"), "--from 'yesterday' is no time"),
         (("replay-events", "--seed", "-1"), "'--seed': -1 is not in the range"),
         (("watch", "--every", "0"), "'--every': 0.0 is not in the range"),
         (("kpi", "--hours", "169"), "'--hours': 169.0 is not in the range"),
