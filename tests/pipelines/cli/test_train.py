@@ -22,6 +22,19 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of the runs that would have been started."""
+    launched: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        launched.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+    return launched
+
+
 @pytest.mark.parametrize(
     ("served", "params", "filled"),
     [
@@ -36,15 +49,13 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_fills_the_redis_of_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[dict[str, Any]],
+    served: str,
+    params: list[str],
+    filled: str | None,
 ) -> None:
-    launched: list[dict[str, Any]] = []
-
-    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
-        launched.append(arguments)
-        return new_run(home, pipeline, arguments, ["promote-bundle"])
-
-    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
     monkeypatch.setenv("RECO_STORE_URL", served)
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
     if filled is None:
@@ -94,14 +105,7 @@ def test_a_run_is_not_fast_and_full(tmp_path: Path) -> None:
     assert (done.exit_code, "give one" in done.output) == (2, True)
 
 
-def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[dict[str, Any]] = []
-
-    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
-        launched.append(arguments)
-        return new_run(home, pipeline, arguments, ["promote-bundle"])
-
-    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, launched: list[dict[str, Any]]) -> None:
     running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
         assert reco(tmp_path, "run", "--data", "toy").exit_code == 0

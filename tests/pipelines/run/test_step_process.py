@@ -69,7 +69,7 @@ def test_a_step_gets_its_threads_unless_the_environment_says(
 def report_alone(spec: Spec, folder: Path) -> Spec:
     (folder / "total").mkdir()
     given = {"add-up": Outputs({}, {"total": folder / "total"})}
-    return step_alone(spec, "report", {"die": "", "wait_s": 300.0}, given)
+    return step_alone(spec, "report", {"wait_s": 300.0}, given)
 
 
 def said(process: StepProcess) -> str:

@@ -412,12 +412,6 @@ def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None
     assert submit_pipeline(sums, cluster.asked(token="sesame"), ARGUMENTS).run_id == "r1"
 
 
-def test_a_refusal_has_the_message_of_the_server(cluster: Cluster) -> None:
-    cluster.fail = (400, {"message": "Invalid input error: pipeline spec is invalid"})
-    with pytest.raises(ApiRefused, match="answers 400: Invalid input error: pipeline spec is invalid"):
-        submit_pipeline(sums, cluster.asked(), ARGUMENTS)
-
-
 def test_a_missing_server_is_reported_within_seconds() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
