@@ -76,10 +76,6 @@ def test_the_most_urgent_column_comes_first_and_is_named_with_its_moved_bins() -
     )
 
 
-def test_without_numbers_the_psi_is_computed_here() -> None:
-    assert judge([comparison()]).column("category").psi == 0
-
-
 def test_a_verdict_is_json() -> None:
     verdict = judge([comparison(), Comparison(replace(ROW, name="x", status="schema_change", note="new"))])
     read = json.loads(json.dumps(verdict.to_dict(), allow_nan=False))

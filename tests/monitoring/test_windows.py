@@ -200,12 +200,6 @@ def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
         assert frame.groupby("request").size().value_counts(normalize=True).to_dict() == {1: 0.5, 4: 0.5}
 
 
-def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record]]) -> None:
-    nothing, some = records_to_table([], []), records_to_table(records(5), FEATURES)
-    for table in log_tables(nothing, some, {}, embeddings()):
-        assert len(table.current) == 0
-
-
 def test_a_bundle_holds_its_reference(bundle: Path) -> None:
     assert len(bundle_reference(bundle, REFERENCE_LOG)) == 900
     assert bundle_reference(bundle, REFERENCE_EVENTS).to_pandas()["category"].nunique() == 40
@@ -217,9 +211,3 @@ def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
     seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
     with pytest.raises(FileNotFoundError, match="evaluate it first"):
         bundle_reference(bundle, REFERENCE_LOG)
-
-
-def test_a_table_can_be_narrowed() -> None:
-    frame = pd.DataFrame({"a": [1], "b": [2], "basket_id": ["x"]})
-    table = TablePair(frame, frame, "basket_id").only(["a", "c"])
-    assert list(table.current) == ["a", "basket_id"]
