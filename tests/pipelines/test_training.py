@@ -65,12 +65,6 @@ def test_the_pipeline_begins_with_events_and_ends_with_a_champion_and_users() ->
     assert given["runtimeValue"]["constant"] == "{{$.pipeline_job_uuid}}", "KFP fills in the id of the run"
 
 
-def test_no_step_is_conditional() -> None:
-    """The local runner would skip a condition without a word."""
-    for task in spec_of("full")["root"]["dag"]["tasks"].values():
-        assert not task.keys() & {"triggerPolicy", "parameterIterator", "artifactIterator"}
-
-
 @pytest.mark.parametrize(("by_canary", "gate"), [(False, "promote-bundle"), (True, "deploy-endpoint")])
 def test_the_served_state_changes_only_after_the_gate(by_canary: bool, gate: str) -> None:
     """Before the gate, steps only read the list of forgotten users; stores are filled after promotion."""

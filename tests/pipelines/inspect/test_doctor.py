@@ -291,9 +291,3 @@ def test_a_reco_up_without_its_endpoint_is_reported(tmp_path: Path) -> None:
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
         found = look(tmp_path)["endpoint"]
     assert (found.status, found.runbook) == ("fail", "CheckoutGone")
-
-
-def test_a_damaged_pointer_has_the_runbook_of_the_pointer(tmp_path: Path) -> None:
-    (tmp_path / "champion.json").write_text("{")
-    found = look(tmp_path)["champion"]
-    assert (found.status, found.runbook) == ("fail", "ChampionUnread")
