@@ -8,7 +8,6 @@ own (`step_process`). Order and wiring come from the compiled IR (`graph`, `step
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from components.home import command, locked
 from feature_repo.errors import RecoError
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, without_passwords
-from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
@@ -28,7 +26,6 @@ from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServ
 from pipelines.run.stopping import on_stop
 
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
-TRACEBACK = "Traceback (most recent call last):"
 TICK_S = 0.1
 FEW = 3  # so few steps import less themselves than the server would
 MEASURE_S = 1.0  # between two looks at the memory of all processes: each takes milliseconds
@@ -201,12 +198,11 @@ class _Execution:
             self._done.add(name)
             self._progress.done(name, state.parameters)
             return
-        cause = cause_of(run.log(name).read_text(encoding="utf-8", errors="replace"))
-        state.status, state.error = "failed", message_of_step(cause)
+        state.status, (state.error, code) = "failed", process.failure()
         run.save()
         self._progress.failed(name)
         if not self._failure:
-            self._failure = StepFailed(run, name, state.error, exit_code_of_step(cause))
+            self._failure = StepFailed(run, name, state.error, code)
             if self._running:
                 self._progress.say(f"waiting for {', '.join(self._running)} to end; Ctrl-C ends them now")
 
@@ -221,24 +217,6 @@ def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
     state.parameters, state.artifacts = dict(outputs.parameters), sorted(outputs.artifacts)
     state.status = "done"
     run.save()
-
-
-def cause_of(log: str) -> str:
-    """Return a failed step's error, its class with the module: the end of the last traceback in its log."""
-    said = log.split("\n")
-    starts = [number for number, line in enumerate(said) if line == TRACEBACK]
-    if not starts:
-        return "the step ended without an error of Python: it was killed, or memory ran out"
-    after = said[starts[-1] + 1 :]
-    first = next((n for n, line in enumerate(after) if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
-    if first is None:
-        return "the step ended within a traceback"
-    cause = []
-    for line in after[first:]:
-        if not line.strip():
-            break
-        cause.append(line)
-    return "\n".join(cause)
 
 
 def _interrupt() -> None:

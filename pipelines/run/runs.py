@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psutil
 
 from components.home import command, write_json
-from feature_repo.errors import USAGE, RecoError
+from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import is_name
 from pipelines.run.graph import Outputs
 from serving.errors import BundleInvalid, NoChampion
@@ -88,7 +88,7 @@ class Run:
     def shown_arguments(self) -> dict[str, Any]:
         """Return the arguments without the passwords that their URLs may hold."""
         return {
-            name: re.sub(r"(://)[^/]*(@)|(password=)[^&]*", r"\1\3…\2", value)
+            name: re.sub("password=[^&]*", "password=…", without_password(value))
             if isinstance(value, str)
             else value
             for name, value in self.arguments.items()

@@ -2,8 +2,9 @@
 
 `python -m pipelines.run.step_server LOG MODULE...` imports the modules. Then each line on stdin is a step as
 JSON, and the step's process number comes back as a line. A step executes `component.json` of its folder under
-kfp.local and writes `outputs.json` there. kfp.local keeps its state in the module and writes to stdout, so
-two steps cannot share a process. LOG, the file behind stderr, names the run in a list of processes.
+kfp.local and writes `outputs.json` or `failure.json` there. kfp.local keeps its state in its module and
+writes to stdout, so two steps cannot share a process. LOG, the file behind stderr, names the run in a list of
+processes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from components.home import write_json
+from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, load_component
 
 BEFORE, PRINT = frozenset(os.environ), print
@@ -65,8 +67,10 @@ def _become(step: dict[str, Any], server: int, numbers: int) -> None:
         _forget_server(step["environment"], step["threads"])
         execute(Path(step["folder"]))
         code = 0
-    except BaseException:  # noqa: BLE001 - the run reads it in the log
+    except BaseException as error:  # noqa: BLE001 - the run reads it
         traceback.print_exc()
+        failure = {"error": message_of_step(error), "exit_code": exit_code_of_step(error)}
+        write_json(Path(step["folder"]) / "failure.json", failure)
     finally:
         os._exit(code)  # to take all modules down would take a second
 

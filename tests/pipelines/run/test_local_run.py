@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec, WiringChanged
-from pipelines.run.local_run import StepFailed, cause_of, resume_run, start_run
+from pipelines.run.local_run import StepFailed, resume_run, start_run
 from pipelines.run.runs import Run, find_run, list_runs
 from pipelines.run.step_process import StepProcess, StepServer
 from tests.chaos.procs import eventually
@@ -147,24 +146,6 @@ def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None
         pytest.raises(Conflict, match="is running 20261121"),
     ):
         start(tmp_path, spec)
-
-
-def test_the_cause_is_the_end_of_the_last_traceback() -> None:
-    """The class with its module; lines of the source may look like one."""
-    assert "it was killed, or memory ran out" in cause_of("5 numbers written\n")
-    try:
-        {
-            error: int("process 7 promotes")
-            for error in "a"
-        }  # fmt: skip
-    except ValueError:
-        text = traceback.format_exc()
-    assert "\n    error: int(" in text
-    assert cause_of(text) == "ValueError: invalid literal for int() with base 10: 'process 7 promotes'"
-    try:
-        raise Conflict("process 7 promotes")
-    except Conflict:
-        assert cause_of(traceback.format_exc()) == "components.home.Conflict: process 7 promotes"
 
 
 def test_independent_steps_run_side_by_side(
