@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -366,28 +365,21 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 
 
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
-    """Return each segment's share of a sample of at most `most` records, and about a half of them or more."""
-    kept: list[pa.Table] = []
-    step, rows = 1, 0
+    """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
+
+    The records are drawn: each n-th may be of the same store or the same process.
+    """
+    rng, share, kept = np.random.default_rng(0), 1.0, list[pa.Table]()
+
+    def drawn(table: pa.Table, share: float) -> pa.Table:
+        return table if share == 1 else table.filter(pa.array(rng.random(len(table)) < share))
+
     for segment in segments:
-        kept.append(_one_in(step, segment))
-        rows += len(kept[-1])
-        while rows > most:
-            step *= 2
-            kept = [_one_in(step, table) for table in kept]
-            rows = sum(map(len, kept))
+        kept.append(drawn(segment, share))
+        while sum(map(len, kept)) > most:
+            share /= 2
+            kept = [drawn(table, 0.5) for table in kept]
     return kept
-
-
-def _one_in(step: int, table: pa.Table) -> pa.Table:
-    """Return one record in `step`, by a hash: each n-th may be of the same store or the same process."""
-    if step == 1:
-        return table
-    columns = table["request_id"].to_pylist(), table["answered_at"].cast(pa.int64()).to_pylist()
-    digests = (
-        blake2b(f"{name} {at}".encode(), digest_size=8).digest() for name, at in zip(*columns, strict=True)
-    )
-    return table.filter(pa.array([int.from_bytes(digest) % step == 0 for digest in digests], pa.bool_()))
 
 
 def _span(at: pd.Series) -> Window:
