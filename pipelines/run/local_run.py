@@ -106,7 +106,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     names = [step.name for step in run.steps]
     kept = len(names) - len(todo)
     run.pid, began = os.getpid(), time.monotonic()
-    progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
+    progress.begin(run.run_id, names, kept)
     try:
         modules = HEAVY if len(todo) > FEW else ()
         with on_stop(_interrupt), progress, StepServer(run.log("step-server"), modules) as server:
@@ -185,8 +185,7 @@ class _Execution:
                 self._progress.hear(name, line)
             if ended:
                 self._finish(name, process)
-        since = {name: process.seconds for name, process in self._running.items()}
-        self._progress.refresh(self._order.seconds_left(since, self._done))
+        self._progress.refresh()
 
     def _finish(self, name: str, process: StepProcess) -> None:
         run, state = self._run, self._run.step(name)

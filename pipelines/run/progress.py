@@ -79,11 +79,11 @@ class Progress:
         """Write one line."""
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
-    def begin(self, run_id: str, steps: list[str], already: int, left_s: float | None) -> None:
-        """Announce the run: its steps, and how long those that are left usually take."""
+    def begin(self, run_id: str, steps: list[str], already: int) -> None:
+        """Announce the run and its steps."""
         self._count, self._total, self._width = already, len(steps), max(map(len, steps))
         kept = f", {already} kept from before" if already else ""
-        self.say(f"run {run_id}: {len(steps)} steps{kept}{_about(left_s)}")
+        self.say(f"run {run_id}: {len(steps)} steps{kept}")
 
     def start(self, step: str) -> None:
         """Add a step to those that run."""
@@ -106,7 +106,7 @@ class Progress:
         self.say(self._line(step, "!", "failed"), "red")
         del self._running[step]
 
-    def refresh(self, left_s: float | None) -> None:
+    def refresh(self) -> None:
         """Show the running steps: on a terminal each second, in a file each half minute."""
         now = time.monotonic()
         if now - self._drawn_at < REFRESH_S:
@@ -116,23 +116,19 @@ class Progress:
             from rich.text import Text
 
             lines = [self._line(step, "", one.last_words) for step, one in self._running.items()]
-            lines.append(f"{self._count} of {self._total} steps done{_about(left_s)}")
+            lines.append(f"{self._count} of {self._total} steps done")
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             return
         for step, one in self._running.items():
             if now - one.said_at >= HEARTBEAT_S:
                 one.said_at = now
-                self.say(self._line(step, "", one.last_words) + _about(left_s))
+                self.say(self._line(step, "", one.last_words))
 
     def _line(self, step: str, number: str, said: str) -> str:
         digits = len(str(self._total))
         mark = f"[{number:>{digits}}/{self._total}]" if number else " " * (2 * digits + 3)
         seconds = time.monotonic() - self._running[step].began
         return f"{mark} {step:<{self._width}} {duration(seconds):>9}  {said[:WIDEST]}"
-
-
-def _about(left_s: float | None) -> str:
-    return "" if left_s is None else f", about {duration(left_s)} to go"
 
 
 def spoken(line: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -133,7 +132,6 @@ def test_only_the_newest_runs_keep_their_artifacts_and_a_resumed_one(
     (older, first), (newer, second) = start(tmp_path, spec), start(tmp_path, spec)
     assert "artifacts of older runs removed" not in first
     assert f"artifacts of older runs removed ({older.run_id})" in second
-    assert re.search(r"3 steps, about [\d.]+ s to go$", second.splitlines()[0]), "as long as the first took"
     assert newer.outputs()
     assert not (older.folder / "artifacts").exists()
     resume_run(tmp_path, find_run(tmp_path, older.run_id), spec, "", io.StringIO())
