@@ -159,14 +159,7 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
 
 
 def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[str, Any]:
-    """Show the PSI of each column and the page in Kubeflow; return the report.
-
-    Args:
-        report: result of `measure_drift`.
-        drift: the directory that it wrote.
-        numbers: KFP's artifact `Metrics`.
-        page: KFP's artifact `HTML`.
-    """
+    """Show what `measure_drift` wrote in KFP's artifacts `Metrics` and `HTML`; return its report."""
     columns = json.loads((drift / VERDICT).read_bytes())["columns"]
     measured = {f"psi.{one['name']}": one["psi"] for one in columns if one["psi"] is not None}
     show_numbers(measured, numbers)

@@ -58,10 +58,7 @@ def evidently_psi(histograms: Sequence[Histogram]) -> Measured:
 def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:
     """Write the page: status, reason, the columns furthest past their lines, all columns, then the charts.
 
-    Args:
-        path: the HTML file.
-        verdict: the result of `DriftVerdict.to_dict`.
-        charts: Evidently's page; our part goes to its top.
+    `verdict` is the result of `DriftVerdict.to_dict`; our part goes to the top of Evidently's page, `charts`.
     """
     ours = _page(verdict)
     page = charts.replace("<body>", f"<body>{ours}", 1) if "<body>" in charts else _alone(ours)

@@ -123,15 +123,7 @@ class Embeddings:
         return replace(self, centres=kmeans.centroids)
 
     def regions_of(self, items: pd.Series, unit: pd.Series) -> pd.Series:
-        """Return the region of each basket that has one.
-
-        Args:
-            items: item ids.
-            unit: the basket of each.
-
-        Returns:
-            Names of regions, by basket.
-        """
+        """Return the names of regions by basket, where it has one; `unit` is the basket of each item."""
         if not len(self.centres):
             return pd.Series(dtype=object)
         row, units = pd.factorize(unit)
@@ -169,12 +161,9 @@ class EventFrames:
 
     @classmethod
     def of(cls, events: pd.DataFrame, timezone: str, embeddings: Embeddings | None = None) -> EventFrames:
-        """Convert purchases (see `purchases`) to the watched columns; hours and days are local.
+        """Convert purchases to the watched columns; hours and days are local.
 
-        Args:
-            events: the purchases.
-            timezone: of the shop.
-            embeddings: with them, each basket has its region.
+        With embeddings each basket has its region.
         """
         lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
         baskets = _baskets(events, timezone)
@@ -200,14 +189,7 @@ def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair
 def log_tables(
     current: pa.Table, reference: pa.Table, category_of: Mapping[str, str], embeddings: Embeddings
 ) -> list[TablePair]:
-    """Return the watched columns of the log: of each returned item, of each basket item, of each request.
-
-    Args:
-        current: the records of the window.
-        reference: the records of the reference.
-        category_of: the category of each item, see `bundle_categories`.
-        embeddings: of the bundle, with the regions of the reference.
-    """
+    """Return the watched columns of the log: of each returned item, of each basket item, of each request."""
     current, reference = _at_equal_lengths(current, reference)
     return [
         TablePair(_answers(current), _answers(reference), "request"),

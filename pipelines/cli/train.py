@@ -222,8 +222,8 @@ def submit(
         )
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
-    urls = {"--online-store": arguments["online_store"], "--tracking-uri": arguments["tracking_uri"]}
-    for option, url in {**urls, "--host": host}.items():
+    urls = {"--online-store": arguments["online_store"], "--tracking-uri": tracking_uri, "--host": host}
+    for option, url in urls.items():
         if re.search(r"://[^/@]*:[^/@]+@|password=", url):
             raise click.UsageError(
                 f"{option} holds a password, and every user of the cluster can read a run's parameters: "

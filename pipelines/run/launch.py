@@ -34,9 +34,6 @@ class NoRegistry(RecoError):
     exit_code = USAGE
 
 
-# ------------------------------------------------------------------------------------------- checks
-
-
 def check_data(data: str) -> None:
     """Refuse a name of data that does not exist, before anything starts.
 
@@ -84,9 +81,6 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
             f"{file} is no registry: train with `{command(home, 'run')}`, or give --tracking-uri"
         )
     return uri
-
-
-# ----------------------------------------------------------------------------------------- training
 
 
 def start_training(
@@ -237,9 +231,6 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
         given = {"data": "toy", "train_until": "", "model_name": MODEL_NAME, "online_store": ""}
         start_training(home, given, "fast", "", stream)
     return home
-
-
-# -------------------------------------------------------------------------------------- runs and data
 
 
 def evaluated_run(home: Path) -> Run:

@@ -97,11 +97,7 @@ def write_ir(pipeline: Any, file: Path) -> int:
 def equipped(pipeline: Any, image: str = "", mount: Mount | None = None, secret: str = "") -> Any:
     """Return a pipeline whose steps have what a cluster gives them; the same one if that is nothing.
 
-    Args:
-        pipeline: the pipeline function.
-        image: replaces the steps' image.
-        mount: what every step gets mounted.
-        secret: name of the Secret whose keys are PASSWORDS; a step gets those that it needs.
+    `secret` names the Secret whose keys are PASSWORDS; a step gets those that it needs.
     """
     if not (image or mount or secret):
         return pipeline
@@ -205,12 +201,6 @@ def schedule_pipeline(
 ) -> dict[str, Any]:
     """Upload a pipeline as a new version and give it a recurring run, in place of its earlier ones.
 
-    Args:
-        pipeline: the pipeline function.
-        cluster: where it runs.
-        arguments: of each run.
-        cron: six fields, seconds first.
-
     Returns:
         The ids, the page of the recurring run, and how many it `replaced`.
 
@@ -296,14 +286,9 @@ def training_since(cluster: Kubeflow, run_id: str) -> bool | None:
 def wait_for_run(
     host: str, run_id: str, token: Callable[[], str] = str, every_s: float = 5.0, patience_s: float = 300.0
 ) -> str:
-    """Return how a run on a cluster ended. A restart of the API meanwhile does not end the wait.
+    """Return how a run on a cluster ended. The API may stay away for `patience_s` meanwhile.
 
-    Args:
-        host: root URL of the API.
-        run_id: of the run.
-        token: returns the bearer token of now: one lives an hour, a training may take longer.
-        every_s: time between two looks.
-        patience_s: how long the API may stay away.
+    `token` returns the bearer token of now: one lives an hour, a training may take longer.
 
     Raises:
         ApiUnreachable: nothing answered for so long.
