@@ -81,7 +81,7 @@ def release(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    given = {"hold_s": hold_s, "orphan_s": orphan_s}
+    given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
     pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
     sends_golden = not any((status, guard, dry_run))
     where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)

@@ -129,11 +129,16 @@ def submit_pipeline(pipeline: Any, cluster: Kubeflow, arguments: Mapping[str, An
     """
     with _experiment(cluster) as (client, experiment_id):
         ids = _upload(client, pipeline, cluster.namespace)
-        return _start(client, cluster, experiment_id, pipeline.name, dict(arguments), *ids)
+        return _start(client, cluster, experiment_id, pipeline.name, dict(arguments), ids)
 
 
 def _start(
-    client: Any, cluster: Kubeflow, experiment_id: str, name: str, arguments: dict[str, Any], *ids: str
+    client: Any,
+    cluster: Kubeflow,
+    experiment_id: str,
+    name: str,
+    arguments: dict[str, Any],
+    ids: tuple[str, str],
 ) -> Submitted:
     run = client.run_pipeline(experiment_id, _stamped(name), None, arguments, *ids)
     return Submitted(run.run_id, _page_of(cluster, run.run_id), *ids, run.state or "PENDING")
@@ -166,7 +171,7 @@ def repeat_training(cluster: Kubeflow) -> Submitted:
         made_by = run.pipeline_version_reference
         arguments = {**run.runtime_config.parameters, CUT: ""}
         ids = (made_by.pipeline_id, made_by.pipeline_version_id)
-        return _start(client, cluster, experiment_id, "retraining", arguments, *ids)
+        return _start(client, cluster, experiment_id, "retraining", arguments, ids)
 
 
 @contextlib.contextmanager
