@@ -50,7 +50,6 @@ RULES: Mapping[str, ColumnRule] = {
     "department": ColumnRule(shares=True),  # few levels: PSI stays at 0.013 when a share grows by 30 %
     "store_id": ColumnRule(0.15, 0.25, shares=True),  # users move slowly; an opening or closing jumps
     "hour": SHOWN,  # moves with the seasons and with clock changes; no model input
-    "weekday": SHOWN,  # a calendar matter: closed days and short windows; no model input
     "rung": SHOWN,  # fallbacks are counted in reco_responses_total; no retraining helps
     "source": SHOWN,  # follows from the features and from what the online store knows
 }

@@ -26,13 +26,11 @@ from serving.stages.item_index import read_faiss
 REFERENCE_EVENTS, REFERENCE_LOG = "reference_events.parquet", "reference_log.parquet"  # files of a bundle
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)  # the window that a check looks at
-WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
 REGIONS = 16  # of the space of item vectors
 BASKETS = 200_000  # whose vectors are in memory at once
-CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
 @dataclass(frozen=True)
@@ -176,13 +174,11 @@ class EventFrames:
 
 
 def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair]:
-    """Return the watched columns of purchases: by line, by basket, and the weekdays open in both windows."""
-    days = _open_weekdays(current.baskets, reference.baskets)
+    """Return the watched columns of purchases: by line, and by basket."""
     baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
         TablePair(current.lines, reference.lines, "basket_id", "week"),
         TablePair(baskets[0], baskets[1], "basket_id", "week"),
-        TablePair(days[0], days[1], "basket_id"),
     ]
 
 
@@ -252,31 +248,6 @@ def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
     return baskets.assign(
         hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.tz_localize(None).dt.normalize()
     )
-
-
-def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return baskets with their weekday, from equally many open days of each weekday.
-
-    A closed Monday is no change of behaviour, and a window of ten days has some weekdays twice: both would
-    look like drift. Only weekdays with an open day in both windows are compared.
-    """
-    days = [_open_days(frame["date"]) for frame in frames]
-    common = set.intersection(*(set(day.dayofweek) for day in days))
-    sampled = []
-    for frame, open_days in zip(frames, days, strict=True):
-        by_weekday = [open_days[open_days.dayofweek == weekday] for weekday in sorted(common)]
-        equally_many = min((len(dates) for dates in by_weekday), default=0)
-        kept = {date for dates in by_weekday for date in dates[len(dates) - equally_many :]}
-        rows = frame.loc[frame["date"].isin(kept), ["basket_id", "date"]]
-        sampled.append(
-            rows.assign(weekday=WEEKDAYS[rows["date"].dt.dayofweek.to_numpy()]).drop(columns="date")
-        )
-    return sampled
-
-
-def _open_days(date: pd.Series) -> pd.DatetimeIndex:
-    baskets = date.value_counts().sort_index()
-    return pd.DatetimeIndex(baskets.index[baskets >= CLOSED_BELOW * baskets.median()])
 
 
 def _answers(records: pa.Table) -> pd.DataFrame:

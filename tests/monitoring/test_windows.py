@@ -15,7 +15,6 @@ from monitoring.windows import (
     REFERENCE_LOG,
     Embeddings,
     EventFrames,
-    TablePair,
     Window,
     bundle_categories,
     bundle_reference,
@@ -100,32 +99,6 @@ def test_a_day_without_a_midnight_or_with_two_is_a_day(zone: str, day: str) -> N
     events = pd.DataFrame({"basket_id": ["a"], "category": "x", "department": "d", "store_id": "s"})
     events = events.assign(at=[noon], price=1.0, quantity=1, discount=0.0)
     assert EventFrames.of(events, zone).baskets["date"].tolist() == [pd.Timestamp(day)]
-
-
-def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> TablePair:
-    return event_tables(EventFrames.of(current, "UTC"), EventFrames.of(reference, "UTC"))[2]
-
-
-def days_of(events: pd.DataFrame) -> np.ndarray:
-    return (events["at"].dt.normalize() - pd.Timestamp("2024-01-01", tz="UTC")).dt.days.to_numpy()
-
-
-def test_a_closed_day_and_a_short_window_do_not_move_the_weekdays(events: Events) -> None:
-    frame = events(28).assign(category="x", department="d")
-    week = events(10, first_day=28).assign(category="x", department="d")
-    few = (days_of(week) == 28) & (np.arange(len(week)) % 20 > 0)  # Monday: closed but for a handful
-    table = weekdays(week[~few], frame)
-    kept = table.current.groupby("weekday")["basket_id"].nunique()
-    # The second Monday is open; Tuesday and Wednesday are there twice and count once.
-    assert kept.to_dict() == dict.fromkeys(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], 60)
-    assert table.reference["weekday"].nunique() == 7
-
-
-def test_a_weekday_without_an_open_day_is_not_compared(events: Events) -> None:
-    frame = events(28).assign(category="x", department="d")
-    week = events(7, first_day=28).assign(category="x", department="d")
-    table = weekdays(week[days_of(week) != 28], frame)
-    assert "Mon" not in set(table.current["weekday"]) | set(table.reference["weekday"])
 
 
 def test_an_empty_window_has_tables_without_rows(events: Events) -> None:
