@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.live import Live
+from typing import IO, Any
 
 REFRESH_S = 1.0
 HEARTBEAT_S = 30.0
@@ -44,36 +41,32 @@ class Progress:
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
+        from rich.live import Live
 
         width = None if stream.isatty() else WIDEST
         self._console = Console(file=stream, force_terminal=stream.isatty(), width=width, highlight=False)
-        self._live: Live | None = None
+        # Nothing in a file. No thread of its own: `refresh` draws.
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._running: dict[str, _StepLine] = {}
         self._drawn_at = 0.0
         self._count = self._total = self._width = 0
 
     def __enter__(self) -> Progress:
         """Start the changing lines."""
-        if self._console.is_terminal:
-            from rich.live import Live
-
-            # No thread of its own: `refresh` draws.
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Wipe the changing lines."""
-        if self._live:
-            self._live.stop()
+        self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
         """Write one line."""
@@ -112,7 +105,7 @@ class Progress:
         if now - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = now
-        if self._live:
+        if self._console.is_terminal:
             from rich.text import Text
 
             lines = [self._line(step, "", one.last_words) for step, one in self._running.items()]
