@@ -51,7 +51,7 @@ RULES: Mapping[str, ColumnRule] = {
     "store_id": ColumnRule(0.15, 0.25, shares=True),  # users move slowly; an opening or closing jumps
     "hour": SHOWN,  # moves with the seasons and with clock changes; no model input
     "rung": SHOWN,  # fallbacks are counted in reco_responses_total; no retraining helps
-    "source": SHOWN,  # follows from the features and from what the online store knows
+    "source": SHOWN,  # follows from the features and the rows of the online store
 }
 
 

@@ -95,7 +95,7 @@ def write_ir(pipeline: Any, file: Path) -> int:
 
 
 def equipped(pipeline: Any, image: str = "", mount: Mount | None = None, secret: str = "") -> Any:
-    """Return a pipeline whose steps have what a cluster gives them; the same one if that is nothing.
+    """Return a pipeline with the equipment of a cluster in each step; the same one without any.
 
     `secret` names the Secret whose keys are PASSWORDS; a step gets those that it needs.
     """

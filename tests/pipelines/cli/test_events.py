@@ -45,14 +45,6 @@ def test_one_invalid_line_refuses_the_whole_file_with_its_number(tmp_path: Path)
     assert "nothing was written; invalid lines: 2" in refused.output
 
 
-def test_an_unwritable_fact_store_exits_as_unavailable(tmp_path: Path) -> None:
-    (tmp_path / "facts.db").write_bytes(b"no database" * 100)
-    (tmp_path / "facts.jsonl").write_text(PRICE)
-    refused = reco(tmp_path, "facts", str(tmp_path / "facts.jsonl"))
-    assert refused.exit_code == 3
-    assert "facts.db cannot be used" in refused.output
-
-
 def test_forgetting_a_shopper_does_not_print_the_user_id(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     coupon = {**json.loads(PRICE), "fact": "coupon", "value": "TEA", "user_id": "somebody"}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from pipelines.cli.shell import main
@@ -135,18 +134,3 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("pipelines.run.launch.start_training", train)
     done = reco(tmp_path / "home", "run", "--data", "toy")
     assert (done.exit_code, done.output) == (3, "reco: [Errno 30] Read-only file system: '/data/x'\n")
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("ru", {"run", "runs", "rules"}),
-        ("replay", {"replay", "replay-events"}),
-        ("rules ", {"init", "check", "preview"}),
-        ("run --f", {"--fast", "--full"}),
-    ],
-)
-def test_the_shell_completes_commands_and_options(typed: str, offered: set[str]) -> None:
-    *before, last = typed.split(" ")
-    completion = BashComplete(main, {}, "reco", "_RECO_COMPLETE")
-    assert {item.value for item in completion.get_completions(before, last)} == offered
