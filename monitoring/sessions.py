@@ -123,21 +123,19 @@ def _accepted(
     lines = lines.assign(basket=basket_ids.get_indexer(lines["basket_id"]))
     first = lines.groupby(["user_id", "item_id"], sort=False)["key"].transform("min")
     lines["new"] = (first == lines["key"]).astype(float)
-    lines["cost"] = np.nan if cost is None else lines["item_id"].map(cost)
-    lines["margin"] = lines["value"] - lines["cost"] * lines["quantity"]
-    bought = lines.groupby(["basket", "item_id"], sort=False)[["value", "margin", "new"]].agg(
-        {"value": "sum", "margin": lambda margins: margins.sum(min_count=1), "new": "max"}
-        if cost is not None
-        else {"value": "sum", "new": "max"}
-    )
+    each_cost = np.nan if cost is None else lines["item_id"].map(cost)
+    lines["margin"] = lines["value"] - each_cost * lines["quantity"]
+    groups = lines.groupby(["basket", "item_id"], sort=False)
+    bought = groups[["value", "margin"]].sum(min_count=1).assign(new=groups["new"].max())
     taken = shown.assign(basket=basket[shown["session"]]).merge(
         bought, left_on=["basket", "item_id"], right_index=True
     )
     sums = taken.groupby("session").agg(
-        accepted=("item_id", "size"), accepted_value=("value", "sum"), accepted_new=("new", "sum")
+        accepted=("item_id", "size"),
+        accepted_value=("value", "sum"),
+        accepted_new=("new", "sum"),
+        accepted_margin=("margin", "sum"),
     )
-    if cost is not None:
-        sums["accepted_margin"] = taken.groupby("session")["margin"].sum()
     figures = sums.reindex(np.arange(len(basket)), fill_value=0.0)
     if cost is None:
         figures["accepted_margin"] = np.nan
