@@ -226,24 +226,14 @@ def _time(text: str, timezone: str) -> datetime | None:
 
 
 def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    lines = pd.DataFrame(
-        {
-            "basket_id": events["basket_id"],
-            "basket_size": 1.0,
-            "basket_value": events["price"] * events["quantity"],
-            "discounted_line_ratio": (events["discount"] > 0).astype(float),
-            "store_id": events["store_id"],
-            "at": events["at"],
-        }
+    lines = events.assign(value=events["price"] * events["quantity"], discounted=events["discount"] > 0)
+    baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(
+        basket_size=("value", "size"),
+        basket_value=("value", "sum"),
+        discounted_line_ratio=("discounted", "mean"),
+        store_id=("store_id", "first"),
+        at=("at", "first"),
     )
-    how = {
-        "basket_size": "sum",
-        "basket_value": "sum",
-        "discounted_line_ratio": "mean",
-        "store_id": "first",
-        "at": "first",
-    }
-    baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(how)
     local = pd.to_datetime(baskets.pop("at"), utc=True).dt.tz_convert(timezone)
     return baskets.assign(
         hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.tz_localize(None).dt.normalize()
