@@ -153,15 +153,16 @@ def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
 
 
+def shop_of(folder: Path, *lines: str, columns: str = "user_id,basket_id,item_id,at") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "events.csv").write_text("\n".join([columns, *lines]) + "\n")
+    return folder
+
+
 def test_a_data_folder_is_read_again_for_each_run(tmp_path: Path) -> None:
     """A run's data set holds the rows of then; rows were appended since."""
-    shop = tmp_path / "shop"
-    shop.mkdir()
-    lines = ["user_id,basket_id,item_id,at"]
-    lines += [
-        f"u{day % 3},b{day},i{day % 5},2024-{1 + day // 28:02d}-{1 + day % 28:02d}" for day in range(84)
-    ]
-    (shop / "events.csv").write_text("\n".join(lines) + "\n")
+    days = ((day, f"2024-{1 + day // 28:02d}-{1 + day % 28:02d}") for day in range(84))
+    shop = shop_of(tmp_path / "shop", *(f"u{day % 3},b{day},i{day % 5},{date}" for day, date in days))
     home = tmp_path / "home"
     run = new_run(home, "training", {"data": str(shop)}, ["ingest-events"])
     ingest_events(str(shop), run.artifacts("ingest-events") / "dataset")
@@ -173,19 +174,14 @@ def test_a_data_folder_is_read_again_for_each_run(tmp_path: Path) -> None:
     assert json.loads((place / "manifest.json").read_bytes())["rows"] == 85
     assert dataset_of(home, str(place)) == place, "a checked data set is taken as it is"
     assert dataset_of(home, newest_data(home)) == run.artifacts("ingest-events") / "dataset"
-    for half in (
-        ".part",
-        ".old",
-    ):  # as a reader finds it that comes while another process replaces the folder
+    for half in (".part", ".old"):  # of a folder that another process replaces
         shutil.copytree(place, place.with_name(place.name + half))
     assert run_datasets(home) == [run.artifacts("ingest-events") / "dataset", place]
 
 
 def test_data_that_are_only_read_need_no_cut_and_have_the_limit_of_their_training(tmp_path: Path) -> None:
-    shop = tmp_path / "shop"
-    shop.mkdir()
     lines = [f"u,b{day},i,2024-01-{day:02d},1" for day in range(1, 15)]
-    (shop / "events.csv").write_text("\n".join(["user_id,basket_id,item_id,at,quantity", *lines]) + "\n")
+    shop = shop_of(tmp_path / "shop", *lines, columns="user_id,basket_id,item_id,at,quantity")
     assert json.loads((dataset_of(tmp_path, str(shop)) / "manifest.json").read_bytes())["rows"] == 14
     (shop / "events.csv").write_text((shop / "events.csv").read_text() + "u,b,i,2024-01-15,-3\n")
     with pytest.raises(TooManyRefused):
@@ -195,18 +191,13 @@ def test_data_that_are_only_read_need_no_cut_and_have_the_limit_of_their_trainin
 
 
 def test_two_folders_of_one_name_are_two_data_sets(tmp_path: Path) -> None:
-    for place, user in (("north", "n"), ("south", "s")):
-        (tmp_path / place / "shop").mkdir(parents=True)
-        line = f"{user},b,i,2024-01-02"
-        (tmp_path / place / "shop" / "events.csv").write_text(f"user_id,basket_id,item_id,at\n{line}\n")
-    found = [dataset_of(tmp_path, str(tmp_path / place / "shop")) for place in ("north", "south")]
+    shops = [shop_of(tmp_path / place / "shop", f"{place[0]},b,i,2024-01-02") for place in ("north", "south")]
+    found = [dataset_of(tmp_path, str(shop)) for shop in shops]
     assert [read_dataset(place).events["user_id"].tolist() for place in found] == [["n"], ["s"]]
 
 
 def test_an_erasure_during_the_reading_of_data_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = tmp_path / "shop"
-    shop.mkdir()
-    (shop / "events.csv").write_text("user_id,basket_id,item_id,at\nann,b,i,2024-01-02\nbob,c,i,2024-01-02\n")
+    shop = shop_of(tmp_path / "shop", "ann,b,i,2024-01-02", "bob,c,i,2024-01-02")
     until = microseconds(datetime(2024, 2, 1, tzinfo=UTC))
 
     def read_and_be_interrupted(*arguments: Any) -> str:
