@@ -133,7 +133,9 @@ def drift_of_log(
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report)
 
 
-def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Path) -> dict[str, Any]:
+def measure_drift(
+    bundle: Path, dataset: Path, since: str, until: str, drift: Path, numbers: Any, page: Path
+) -> dict[str, Any]:
     """Compare a window of a data set's purchases with a bundle's, for a pipeline.
 
     Args:
@@ -142,6 +144,8 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
         since: where the window begins; a date is local midnight, "" is a week before its end.
         until: where it ends; "" is the end of the data.
         drift: the directory to write: VERDICT and REPORT.
+        numbers: KFP's artifact `Metrics`, gets the PSI of each column.
+        page: gets a copy of the report.
 
     Returns:
         The verdict's status and reason.
@@ -155,16 +159,9 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     drift.mkdir(parents=True, exist_ok=True)
     verdict = drift_of_events(data, window, bundle, drift / REPORT)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
+    shutil.copyfile(drift / REPORT, page)
+    show_numbers({f"psi.{one.name}": one.psi for one in verdict.columns if one.psi is not None}, numbers)
     return {"status": verdict.status, "reason": verdict.reason}
-
-
-def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[str, Any]:
-    """Show what `measure_drift` wrote in KFP's artifacts `Metrics` and `HTML`; return its report."""
-    columns = json.loads((drift / VERDICT).read_bytes())["columns"]
-    measured = {f"psi.{one['name']}": one["psi"] for one in columns if one["psi"] is not None}
-    show_numbers(measured, numbers)
-    shutil.copyfile(drift / REPORT, page.path)
-    return report
 
 
 def raise_alert(*verdicts: Mapping[str, Any]) -> str:

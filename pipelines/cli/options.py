@@ -75,8 +75,6 @@ class Home(click.Path):
 
 
 HOME = Home(file_okay=False, path_type=Path)
-
-
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 
 

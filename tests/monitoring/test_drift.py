@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from monitoring.drift import (
     measure_drift,
     moved_most,
     raise_alert,
-    show,
 )
 from monitoring.verdict import DriftVerdict, judge
 from monitoring.windows import TablePair, Window
@@ -33,6 +31,7 @@ from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
+from tests.components.test_pages import Numbers
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]
@@ -363,23 +362,20 @@ def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     events: Events, dataset: Callable[..., Path], bundle: Path, tmp_path: Path
 ) -> None:
     path = dataset(events(7, first_day=28, mix=PIES))
-    verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
+    numbers, page, kept = Numbers(tmp_path / "numbers"), tmp_path / "page", tmp_path / "drift"
+    verdict = measure_drift(bundle, path, "2024-01-29", "", kept, numbers, page)
     assert verdict["status"] == "drifted"
-    assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
+    assert {file.name for file in kept.iterdir()} == {"verdict.json", "report.html"}
+    assert numbers.logged == json.loads((tmp_path / "numbers").read_text())
+    assert max(numbers.logged, key=lambda name: numbers.logged[name]) == "psi.category"
+    assert "drifted" in page.read_text()
+    assert page.stat().st_size > 100_000, "the charts are missing"
     # A recurring run gives a home, and no window: its champion, and the week before the end of the data.
     home = tmp_path / "home"
     shutil.copytree(bundle, home / "bundles" / "b")
     bundle_id = read_manifest(bundle)["bundle_id"]
     write_champion(home, Champion(bundle_id, "1", "recommender", "bundles/b", "2024-01-29", ""))
-    assert measure_drift(home, path, "", "", tmp_path / "again")["status"] == "drifted"
-    seen = json.loads((tmp_path / "again" / "verdict.json").read_text())["window"]
+    assert measure_drift(home, path, "", "", kept, numbers, page)["status"] == "drifted"
+    seen = json.loads((kept / "verdict.json").read_text())["window"]
     end = events(7, first_day=28, mix=PIES)["at"].max()
     assert datetime.fromisoformat(seen["since"]) == end - timedelta(days=7)
-    numbers, page = SimpleNamespace(path=str(tmp_path / "numbers")), SimpleNamespace(path=tmp_path / "page")
-    logged = dict[str, float]()
-    numbers.log_metric = logged.__setitem__
-    assert show(verdict, tmp_path / "drift", numbers, page) is verdict
-    assert logged == json.loads((tmp_path / "numbers").read_text())
-    assert max(logged, key=lambda name: logged[name]) == "psi.category"
-    assert "drifted" in page.path.read_text()
-    assert page.path.stat().st_size > 100_000, "the charts are missing"
