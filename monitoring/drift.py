@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,6 @@ def drift_of_events(
     window: Window,
     reference: Window | Path,
     report: Path | None = None,
-    quick: bool = False,
 ) -> DriftVerdict:
     """Compare the purchases of a window with those of another window, or with a bundle's training data.
 
@@ -77,8 +75,7 @@ def drift_of_events(
         data: the data set that holds the window.
         window: the stretch of time under test.
         reference: another stretch of the same data set, or the directory of a bundle.
-        report: where to write the HTML report, if at all.
-        quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
+        report: where to write the HTML report, if at all; its PSI is Evidently's, and agrees with ours.
     """
     if isinstance(reference, Window):
         expected, compared = purchases(data, reference), "purchases with those of another window"
@@ -96,7 +93,7 @@ def drift_of_events(
         return event_tables(found, before), found.baskets["date"].nunique()
 
     end = window.until or data.events["at"].max().to_pydatetime()
-    return _check(tables_of, compared, (window, reference), end, report, quick)
+    return _check(tables_of, compared, (window, reference), end, report)
 
 
 def drift_of_log(
@@ -105,7 +102,6 @@ def drift_of_log(
     window: Window,
     reference: Window | None = None,
     report: Path | None = None,
-    quick: bool = False,
 ) -> DriftVerdict:
     """Compare the answers that a bundle gave in a window with those of its evaluation, or of another window.
 
@@ -114,8 +110,7 @@ def drift_of_log(
         log_dir: the prediction log.
         window: the stretch of time under test.
         reference: another stretch of the log; by default the records that the bundle holds.
-        report: where to write the HTML report, if at all.
-        quick: compute PSI here instead of through Evidently; the numbers agree, a report has no charts.
+        report: where to write the HTML report, if at all; its PSI is Evidently's, and agrees with ours.
     """
     bundle_id, alike = str(read_manifest(bundle)["bundle_id"]), bundles_alike(bundle)
     if reference is None:
@@ -135,10 +130,12 @@ def drift_of_log(
         days = found["at"].to_pandas().dt.normalize().nunique()
         return log_tables(found, expected, categories, embeddings), days
 
-    return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, quick)
+    return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report)
 
 
-def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Path) -> dict[str, Any]:
+def measure_drift(
+    bundle: Path, dataset: Path, since: str, until: str, drift: Path, numbers: Any, page: Path
+) -> dict[str, Any]:
     """Compare a window of a data set's purchases with a bundle's, for a pipeline.
 
     Args:
@@ -147,6 +144,8 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
         since: where the window begins; a date is local midnight, "" is a week before its end.
         until: where it ends; "" is the end of the data.
         drift: the directory to write: VERDICT and REPORT.
+        numbers: KFP's artifact `Metrics`, gets the PSI of each column.
+        page: gets a copy of the report.
 
     Returns:
         The verdict's status and reason.
@@ -160,23 +159,9 @@ def measure_drift(bundle: Path, dataset: Path, since: str, until: str, drift: Pa
     drift.mkdir(parents=True, exist_ok=True)
     verdict = drift_of_events(data, window, bundle, drift / REPORT)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
+    shutil.copyfile(drift / REPORT, page)
+    show_numbers({f"psi.{one.name}": one.psi for one in verdict.columns if one.psi is not None}, numbers)
     return {"status": verdict.status, "reason": verdict.reason}
-
-
-def show(report: dict[str, Any], drift: Path, numbers: Any, page: Any) -> dict[str, Any]:
-    """Show the PSI of each column and the page in Kubeflow; return the report.
-
-    Args:
-        report: result of `measure_drift`.
-        drift: the directory that it wrote.
-        numbers: KFP's artifact `Metrics`.
-        page: KFP's artifact `HTML`.
-    """
-    columns = json.loads((drift / VERDICT).read_bytes())["columns"]
-    measured = {f"psi.{one['name']}": one["psi"] for one in columns if one["psi"] is not None}
-    show_numbers(measured, numbers)
-    shutil.copyfile(drift / REPORT, page.path)
-    return report
 
 
 def raise_alert(*verdicts: Mapping[str, Any]) -> str:
@@ -191,17 +176,9 @@ def raise_alert(*verdicts: Mapping[str, Any]) -> str:
     return said
 
 
-def compare(
-    tables: Sequence[TablePair], rules: Mapping[str, ColumnRule] = RULES, too_short: str = ""
-) -> list[Comparison]:
-    """Bring every column of the tables into bins, after checking that it can be compared.
-
-    Args:
-        tables: of both windows.
-        rules: by column.
-        too_short: why no column of this window can be compared.
-    """
-    return [comparison for table in tables for comparison in _compare_table(table, rules, too_short)]
+def compare(tables: Sequence[TablePair], too_short: str = "") -> list[Comparison]:
+    """Bring every column of the tables into bins; `too_short` says why none of this window can be."""
+    return [comparison for table in tables for comparison in _compare_table(table, too_short)]
 
 
 def _check(
@@ -210,25 +187,15 @@ def _check(
     windows: tuple[Window, Window],
     end: datetime,
     report: Path | None,
-    quick: bool,
 ) -> DriftVerdict:
-    """Judge a window against its reference.
-
-    Args:
-        tables_of: gives the tables of a window and of the reference.
-        compared: says which.
-        windows: the window and the reference.
-        end: of the window, also of one that is open.
-        report: where to write the HTML report, if at all.
-        quick: compute PSI here instead of through Evidently.
-    """
+    """Judge a window against its reference; `end` is that of the window, also of one that is open."""
     began = time.perf_counter()
     tables, days = tables_of(windows[0])
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
     too_short += "is needed: weekdays differ from each other; take a longer window"
     comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
     histograms = [c.histogram for c in comparisons if c.histogram is not None]
-    measured = None if quick or not histograms else evidently_psi(histograms)
+    measured = evidently_psi(histograms) if report and histograms else None
     verdict = judge(comparisons, measured.psi if measured else None)
     verdict = replace(verdict, compared=compared, window=windows[0], reference=windows[1])
     if verdict.status == "drifted":
@@ -290,7 +257,7 @@ def moved_most(name: str, tables: Sequence[TablePair]) -> str:
     return ""
 
 
-def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short: str) -> list[Comparison]:
+def _compare_table(table: TablePair, too_short: str) -> list[Comparison]:
     names = [
         str(name)
         for name in dict.fromkeys([*table.reference, *table.current])
@@ -304,7 +271,7 @@ def _compare_table(table: TablePair, rules: Mapping[str, ColumnRule], too_short:
     )
     if not too_short and min(sizes) >= LEAST_UNITS:
         draws = Draws.of(units[1], sizes[0])
-    return [_compare_column(name, table, draws, rules.get(name, ColumnRule()), sizes[0]) for name in names]
+    return [_compare_column(name, table, draws, sizes[0]) for name in names]
 
 
 def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
@@ -313,9 +280,8 @@ def _units(frame: pd.DataFrame, unit: str) -> np.ndarray:
     return np.arange(len(frame))
 
 
-def _compare_column(
-    name: str, table: TablePair, draws: Draws | str, rule: ColumnRule, units: int
-) -> Comparison:
+def _compare_column(name: str, table: TablePair, draws: Draws | str, units: int) -> Comparison:
+    rule = RULES.get(name, ColumnRule())
     current, reference = table.current.get(name), table.reference.get(name)
     like = reference if reference is not None else current
     assert like is not None
@@ -389,28 +355,21 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 
 
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
-    """Return each segment's share of a sample of at most `most` records, and about a half of them or more."""
-    kept: list[pa.Table] = []
-    step, rows = 1, 0
+    """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
+
+    The records are drawn: each n-th may be of the same store or the same process.
+    """
+    rng, share, kept = np.random.default_rng(0), 1.0, list[pa.Table]()
+
+    def drawn(table: pa.Table, share: float) -> pa.Table:
+        return table if share == 1 else table.filter(pa.array(rng.random(len(table)) < share))
+
     for segment in segments:
-        kept.append(_one_in(step, segment))
-        rows += len(kept[-1])
-        while rows > most:
-            step *= 2
-            kept = [_one_in(step, table) for table in kept]
-            rows = sum(map(len, kept))
+        kept.append(drawn(segment, share))
+        while sum(map(len, kept)) > most:
+            share /= 2
+            kept = [drawn(table, 0.5) for table in kept]
     return kept
-
-
-def _one_in(step: int, table: pa.Table) -> pa.Table:
-    """Return one record in `step`, by a hash: each n-th may be of the same store or the same process."""
-    if step == 1:
-        return table
-    columns = table["request_id"].to_pylist(), table["answered_at"].cast(pa.int64()).to_pylist()
-    digests = (
-        blake2b(f"{name} {at}".encode(), digest_size=8).digest() for name, at in zip(*columns, strict=True)
-    )
-    return table.filter(pa.array([int.from_bytes(digest) % step == 0 for digest in digests], pa.bool_()))
 
 
 def _span(at: pd.Series) -> Window:

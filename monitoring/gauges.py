@@ -38,33 +38,26 @@ class WatchGauges:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"reco_{name}", text, labels, registry=self.registry)
 
-    def show_drift(self, look: str, verdict: DriftVerdict) -> None:
+    def show_drift(self, look: str, verdict: DriftVerdict | None) -> None:
         """Set the gauges of one verdict; a column that was not compared keeps no old value.
 
-        `look` is answers, purchases or labels.
+        Args:
+            look: answers, purchases or labels.
+            verdict: None if there was too little data; no old verdict stays.
         """
-        self.drifted.labels(look).set(float(verdict.failed))
-        shown = {
+        self.drifted.labels(look).set(float(verdict is not None and verdict.failed))
+        values = {
             column.name: column.psi / column.alarm_at
-            for column in verdict.columns
+            for column in (verdict.columns if verdict else ())
             if column.psi is not None and column.alarm_at and column.pages
         }
-        self._show_columns(look, shown)
-        self.success.labels(look).set(time.time())
-
-    def show_nothing(self, look: str) -> None:
-        """Set the gauges of a look that had too little data: no old verdict stays."""
-        self.drifted.labels(look).set(0.0)
-        self._show_columns(look, {})
-        self.success.labels(look).set(time.time())
-
-    def _show_columns(self, look: str, values: Mapping[str, float]) -> None:
         with _one_process():
             for name in self._columns.get(look, set()) - set(values):
                 self.psi.remove(look, name)
         for name, value in values.items():
             self.psi.labels(look, name).set(value)
         self._columns[look] = set(values)
+        self.success.labels(look).set(time.time())
 
     def show_kpi(self, by_rung: Mapping[str, Kpi], at_risk: AtRisk, drops: list[Drop]) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""

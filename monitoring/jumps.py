@@ -80,10 +80,7 @@ def find_jumps(
 def show_jumps(dataset: Path, numbers: Any, page: Path) -> int:
     """Show the items that jumped in the last week of a data set's small baskets in Kubeflow; count them.
 
-    Args:
-        dataset: the data set.
-        numbers: KFP's artifact `Metrics`.
-        page: the Markdown file to write.
+    `numbers` is KFP's artifact `Metrics`, `page` the Markdown file to write.
     """
     events = read_dataset(dataset).events
     bought = events[events["event_type"] == "purchase"].rename(columns={"basket_id": "unit"})

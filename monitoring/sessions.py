@@ -90,8 +90,6 @@ def _keys(users: pd.Index, user: pd.Series, at: pd.Series, times: pd.Series) -> 
     """Return one growing number for each shopper and time, in ms; `times` holds the first and the last."""
     start = times.min()
     span = int((times.max() - start).total_seconds() * 1_000) + ANSWERED_S * 1_000 + 1
-    if len(users) * span >= 2**63:
-        raise ValueError(f"{len(users):,} shoppers in {span / 3.15e10:.0f} years are too many for one table")
     ms = (at - start).dt.total_seconds().to_numpy() * 1_000
     return np.asarray(users.get_indexer(user).astype(np.int64) * span + ms.astype(np.int64))
 
@@ -125,21 +123,19 @@ def _accepted(
     lines = lines.assign(basket=basket_ids.get_indexer(lines["basket_id"]))
     first = lines.groupby(["user_id", "item_id"], sort=False)["key"].transform("min")
     lines["new"] = (first == lines["key"]).astype(float)
-    lines["cost"] = np.nan if cost is None else lines["item_id"].map(cost)
-    lines["margin"] = lines["value"] - lines["cost"] * lines["quantity"]
-    bought = lines.groupby(["basket", "item_id"], sort=False)[["value", "margin", "new"]].agg(
-        {"value": "sum", "margin": lambda margins: margins.sum(min_count=1), "new": "max"}
-        if cost is not None
-        else {"value": "sum", "new": "max"}
-    )
+    each_cost = np.nan if cost is None else lines["item_id"].map(cost)
+    lines["margin"] = lines["value"] - each_cost * lines["quantity"]
+    groups = lines.groupby(["basket", "item_id"], sort=False)
+    bought = groups[["value", "margin"]].sum(min_count=1).assign(new=groups["new"].max())
     taken = shown.assign(basket=basket[shown["session"]]).merge(
         bought, left_on=["basket", "item_id"], right_index=True
     )
     sums = taken.groupby("session").agg(
-        accepted=("item_id", "size"), accepted_value=("value", "sum"), accepted_new=("new", "sum")
+        accepted=("item_id", "size"),
+        accepted_value=("value", "sum"),
+        accepted_new=("new", "sum"),
+        accepted_margin=("margin", "sum"),
     )
-    if cost is not None:
-        sums["accepted_margin"] = taken.groupby("session")["margin"].sum()
     figures = sums.reindex(np.arange(len(basket)), fill_value=0.0)
     if cost is None:
         figures["accepted_margin"] = np.nan

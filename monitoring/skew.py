@@ -104,17 +104,11 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
 
     Raises:
         FileNotFoundError: nothing was published to this home yet, or its archive is gone.
-        ValueError: the note of the publication is damaged.
     """
     note = home / "online_store.json"
     if not note.is_file():
         raise FileNotFoundError(f"{note} is not there: train with `reco run`, which publishes the features")
-    try:
-        published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"{note} does not say when features were published: `reco run` writes it again"
-        ) from error
+    published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
     if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
         raise FileNotFoundError(
             f"{home / 'offline_store' / EVENTS} holds no events to compute from: `reco run` publishes them"

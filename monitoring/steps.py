@@ -28,10 +28,10 @@ def measure_drift(
     """Compare a window of purchases with the bundle's training data."""
     from pathlib import Path
 
-    from monitoring.drift import measure_drift, show
+    from monitoring.drift import measure_drift
 
-    report = measure_drift(Path(bundle), Path(dataset.path), since, until, Path(drift.path))
-    return show(report, Path(drift.path), numbers, page)
+    places = Path(drift.path), numbers, Path(page.path)
+    return measure_drift(Path(bundle), Path(dataset.path), since, until, *places)
 
 
 @step

@@ -26,13 +26,11 @@ from serving.stages.item_index import read_faiss
 REFERENCE_EVENTS, REFERENCE_LOG = "reference_events.parquet", "reference_log.parquet"  # files of a bundle
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)  # the window that a check looks at
-WEEKDAYS = np.array(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], object)
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
 REGIONS = 16  # of the space of item vectors
 BASKETS = 200_000  # whose vectors are in memory at once
-CLOSED_BELOW = 0.25  # a day with fewer baskets than this share of the median day is a closed day
 
 
 @dataclass(frozen=True)
@@ -123,15 +121,7 @@ class Embeddings:
         return replace(self, centres=kmeans.centroids)
 
     def regions_of(self, items: pd.Series, unit: pd.Series) -> pd.Series:
-        """Return the region of each basket that has one.
-
-        Args:
-            items: item ids.
-            unit: the basket of each.
-
-        Returns:
-            Names of regions, by basket.
-        """
+        """Return the names of regions by basket, where it has one; `unit` is the basket of each item."""
         if not len(self.centres):
             return pd.Series(dtype=object)
         row, units = pd.factorize(unit)
@@ -169,12 +159,9 @@ class EventFrames:
 
     @classmethod
     def of(cls, events: pd.DataFrame, timezone: str, embeddings: Embeddings | None = None) -> EventFrames:
-        """Convert purchases (see `purchases`) to the watched columns; hours and days are local.
+        """Convert purchases to the watched columns; hours and days are local.
 
-        Args:
-            events: the purchases.
-            timezone: of the shop.
-            embeddings: with them, each basket has its region.
+        With embeddings each basket has its region.
         """
         lines = events[["basket_id", "category", "department"]].assign(item_price=events["price"])
         baskets = _baskets(events, timezone)
@@ -187,27 +174,18 @@ class EventFrames:
 
 
 def event_tables(current: EventFrames, reference: EventFrames) -> list[TablePair]:
-    """Return the watched columns of purchases: by line, by basket, and the weekdays open in both windows."""
-    days = _open_weekdays(current.baskets, reference.baskets)
+    """Return the watched columns of purchases: by line, and by basket."""
     baskets = [frames.baskets.drop(columns="date") for frames in (current, reference)]
     return [
         TablePair(current.lines, reference.lines, "basket_id", "week"),
         TablePair(baskets[0], baskets[1], "basket_id", "week"),
-        TablePair(days[0], days[1], "basket_id"),
     ]
 
 
 def log_tables(
     current: pa.Table, reference: pa.Table, category_of: Mapping[str, str], embeddings: Embeddings
 ) -> list[TablePair]:
-    """Return the watched columns of the log: of each returned item, of each basket item, of each request.
-
-    Args:
-        current: the records of the window.
-        reference: the records of the reference.
-        category_of: the category of each item, see `bundle_categories`.
-        embeddings: of the bundle, with the regions of the reference.
-    """
+    """Return the watched columns of the log: of each returned item, of each basket item, of each request."""
     current, reference = _at_equal_lengths(current, reference)
     return [
         TablePair(_answers(current), _answers(reference), "request"),
@@ -248,53 +226,18 @@ def _time(text: str, timezone: str) -> datetime | None:
 
 
 def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    lines = pd.DataFrame(
-        {
-            "basket_id": events["basket_id"],
-            "basket_size": 1.0,
-            "basket_value": events["price"] * events["quantity"],
-            "discounted_line_ratio": (events["discount"] > 0).astype(float),
-            "store_id": events["store_id"],
-            "at": events["at"],
-        }
+    lines = events.assign(value=events["price"] * events["quantity"], discounted=events["discount"] > 0)
+    baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(
+        basket_size=("value", "size"),
+        basket_value=("value", "sum"),
+        discounted_line_ratio=("discounted", "mean"),
+        store_id=("store_id", "first"),
+        at=("at", "first"),
     )
-    how = {
-        "basket_size": "sum",
-        "basket_value": "sum",
-        "discounted_line_ratio": "mean",
-        "store_id": "first",
-        "at": "first",
-    }
-    baskets = lines.groupby("basket_id", sort=False, as_index=False).agg(how)
     local = pd.to_datetime(baskets.pop("at"), utc=True).dt.tz_convert(timezone)
     return baskets.assign(
         hour=HOURS[local.dt.hour.to_numpy()], date=local.dt.tz_localize(None).dt.normalize()
     )
-
-
-def _open_weekdays(*frames: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return baskets with their weekday, from equally many open days of each weekday.
-
-    A closed Monday is no change of behaviour, and a window of ten days has some weekdays twice: both would
-    look like drift. Only weekdays with an open day in both windows are compared.
-    """
-    days = [_open_days(frame["date"]) for frame in frames]
-    common = set.intersection(*(set(day.dayofweek) for day in days))
-    sampled = []
-    for frame, open_days in zip(frames, days, strict=True):
-        by_weekday = [open_days[open_days.dayofweek == weekday] for weekday in sorted(common)]
-        equally_many = min((len(dates) for dates in by_weekday), default=0)
-        kept = {date for dates in by_weekday for date in dates[len(dates) - equally_many :]}
-        rows = frame.loc[frame["date"].isin(kept), ["basket_id", "date"]]
-        sampled.append(
-            rows.assign(weekday=WEEKDAYS[rows["date"].dt.dayofweek.to_numpy()]).drop(columns="date")
-        )
-    return sampled
-
-
-def _open_days(date: pd.Series) -> pd.DatetimeIndex:
-    baskets = date.value_counts().sort_index()
-    return pd.DatetimeIndex(baskets.index[baskets >= CLOSED_BELOW * baskets.median()])
 
 
 def _answers(records: pa.Table) -> pd.DataFrame:

@@ -81,11 +81,6 @@ print(schema_hash())
 """
 
 
-def test_the_readme_names_both_steps() -> None:
-    [line] = re.findall(r"^\| a feature \| (.+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
-    assert line.startswith("a function in `feature_repo/transforms.py`, its line in `feature_repo/schema.py`")
-
-
 def test_the_second_training_is_not_compared_with_a_champion_that_this_code_cannot_read() -> None:
     """The gate refuses the comparison and names this way: tests/components/release/test_promote_bundle.py."""
     after = TUTORIAL.split(LINE)[1]

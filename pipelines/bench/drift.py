@@ -39,7 +39,6 @@ COLUMNS = (
     "discounted_line_ratio",
     "store_id",
     "hour",
-    "weekday",
 )
 FIELDS = ("psi", "noise_floor", "warn_at", "alarm_at", "status")
 _LINES = (

@@ -10,7 +10,7 @@ import click
 
 from components.home import command
 from pipelines.cli.options import Context, check_alone, common_options, question_options
-from pipelines.inspect.ask import answer_lines, check_question, open_champion
+from pipelines.inspect.ask import answer_lines, open_champion
 from serving.release.champion import read_champion
 
 
@@ -52,16 +52,10 @@ A trial has tiny models and passes no gate. Go on with:
 def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None) -> None:
     """Answer one basket, or a file of requests."""
     from pipelines.inspect.ask import old_data
-    from pipelines.inspect.items import check_items
 
     if requests is not None:
         check_alone("--requests", "a line of the file is a whole request")
-    champion = read_champion(context.home)
-    if requests is None:
-        check_question(line)
-    recommender = open_champion(context.settings(), champion)
-    if requests is not None:
-        failed = 0
+        recommender, failed = open_champion(context.settings()), 0
         for answer in answer_lines(recommender, requests):
             failed += "error" in answer
             click.echo(json.dumps(answer))
@@ -69,7 +63,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
             click.echo(f"reco: {failed} lines are invalid requests; their answers say why", err=True)
             click.get_current_context().exit(1)
         return
-    check_items(recommender.bundle, line["basket"])
+    recommender = open_champion(context.settings(), line)
     [answer] = answer_lines(recommender, [json.dumps({**line, "explain": True}).encode()])
     if "error" in answer:
         raise click.UsageError(answer["error"])
@@ -106,7 +100,6 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
     """
     import time
 
-    from pipelines.inspect.items import check_items
     from pipelines.inspect.why import explain, logged_answer, request_of, served
     from pipelines.tables import table
     from serving.schemas import parse_request
@@ -117,11 +110,7 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
         check_alone("--request-id", "the request is that of the log")
         record = logged_answer(settings.prediction_log_dir, request_id)
         line = request_of(record)
-    champion = read_champion(context.home)
-    check_question(line)
-    recommender = open_champion(settings, champion)
-    if record is None:
-        check_items(recommender.bundle, line["basket"])
+    recommender = open_champion(settings, line if record is None else None)
     profiles = recommender.bundle.profiles
     request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
     verdict, answer = explain(recommender, request, item)
@@ -181,7 +170,7 @@ def best_sellers(context: Context, file: Path) -> None:
 
     from serving.release.best_sellers import write_best_sellers
 
-    recommender = open_champion(context.settings(), read_champion(context.home))
+    recommender = open_champion(context.settings())
     now, facts = time.time(), recommender.facts
     count = write_best_sellers(recommender.bundle, file, facts.hidden(now, None, facts.rules.plan(now, None)))
     context.answer({"file": str(file), "items": count}, f"{count} best sellers written to {file}")

@@ -13,8 +13,6 @@ import click
 from click.core import ParameterSource
 
 from components.home import read_running
-from feature_repo.atomic_files import read_regular
-from feature_repo.errors import USAGE, RecoError
 from pipelines.run.launch import MODEL_NAME
 from serving.settings import Settings, configured_home
 
@@ -54,29 +52,15 @@ class Context:
         click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
 
 
-TOKEN_BYTES = 64 << 10
-
-
-class TokenInvalid(RecoError):
-    """A file holds no bearer token: it is wrong, or just being written."""
-
-    exit_code = USAGE
-
-
 def read_token(file: Path | None) -> str:
     """Return the bearer token in a file, "" without a file.
 
     Raises:
-        TokenInvalid: the file holds none.
+        ValueError: the file holds something else, which no message must show.
     """
-    if file is None:
-        return ""
-    try:
-        token = read_regular(file, TOKEN_BYTES).decode().strip()
-    except ValueError as error:
-        raise TokenInvalid(f"{file} holds no token ({error})") from error
+    token = file.read_text(encoding="utf-8").strip() if file else ""
     if not token.isprintable() or " " in token:
-        raise TokenInvalid(f"{file} holds no token: expected one word, found spaces or line breaks in it")
+        raise ValueError(f"{file} holds no token: expected one word, found spaces or line breaks in it")
     return token
 
 
@@ -90,6 +74,7 @@ class Home(click.Path):
         return super().convert(value, param, ctx)
 
 
+HOME = Home(file_okay=False, path_type=Path)
 HOME_HELP = "Folder of all state.  [default: .reco or RECO_HOME]"
 
 
@@ -103,7 +88,7 @@ def common_options(command: Command) -> Command:
     """Add --home, --output and --debug to a command and pass it a `Context`."""
 
     # Eager: the defaults of other options lie under the home.
-    @click.option("--home", type=Home(path_type=Path), is_eager=True, help=HOME_HELP)
+    @click.option("--home", type=HOME, is_eager=True, help=HOME_HELP)
     @click.option(
         "--output", type=click.Choice(["text", "json"]), default="text", help="One JSON document on stdout."
     )
@@ -113,8 +98,7 @@ def common_options(command: Command) -> Command:
     def wrapped(ctx: click.Context, /, home: Path | None, output: str, debug: bool, **options: Any) -> Any:
         root = ctx.find_root()
         root.meta["debug"] = debug or root.params.get("debug")
-        root.meta["home"] = home_of(ctx)
-        return command(Context(root.meta["home"], output), **options)
+        return command(Context(home_of(ctx), output), **options)
 
     return wrapped  # type: ignore[return-value]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
+SECONDS = click.FloatRange(0, 1e9)
 
 
 @click.command()
@@ -35,8 +37,8 @@ WATCH_S = 30.0
 @click.option("--namespace", default=NAMESPACE, show_default=True, help="Of route and slots.")
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
-@click.option("--hold-s", type=float, help="Time with the old slot ready.  [default: 1800]")
-@click.option("--orphan-s", type=float, help="Silence of a deployer for --guard.  [default: 300]")
+@click.option("--hold-s", type=SECONDS, help="Time with the old slot ready.  [default: 1800]")
+@click.option("--orphan-s", type=SECONDS, help="Silence of a deployer for --guard.  [default: 300]")
 @click.option("--deployer", default="", help="Its name; a Job's pods share one.  [default: host:process]")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
@@ -72,13 +74,15 @@ def release(
     canary is aborted: exit code 1. Another release runs, or --resume finds another version: 4.
     """
     from components.release.registry import CHALLENGER
+    from components.rollout.plan import Pace
 
     if sum((resume, guard, watch, status, dry_run)) > 1:
         raise click.UsageError("give one of --resume, --guard, --watch, --status and --dry-run")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    pace = _pace(hold_s, orphan_s)
+    given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
+    pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
     sends_golden = not any((status, guard, dry_run))
     where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
@@ -98,36 +102,19 @@ def release(
         _go(context, rollout, catalogue, version, resume)
 
 
-def _pace(hold_s: float | None, orphan_s: float | None) -> Pace:
-    from components.rollout.plan import Pace
-
-    named = {"hold_s": hold_s, "orphan_s": orphan_s}
-    given: dict[str, Any] = {name: seconds for name, seconds in named.items() if seconds is not None}
-    if not all(0 <= seconds < float("inf") for seconds in given.values()):
-        raise click.UsageError("--hold-s and --orphan-s: expected seconds, 0 or more")
-    return Pace(**given)
-
-
 def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: str, resume: bool) -> None:
     """Go on with an unfinished release, or begin one."""
     from components.release.registry import CHALLENGER
-
-    try:
-        if not resume or not _resumed(rollout, version):
-            rollout.start(version or CHALLENGER, catalogue.place)
-    finally:  # an aborted one, too: the table says why
-        show_release(context, *rollout.status())
-
-
-def _resumed(rollout: Rollout, version: str) -> bool:
-    """Go on with an unfinished release; return False if all are over."""
     from components.rollout.release import NoRelease
 
     try:
-        rollout.resume(version)
-    except NoRelease:
-        return False
-    return True
+        if resume:
+            with contextlib.suppress(NoRelease):
+                rollout.resume(version)
+                return
+        rollout.start(version or CHALLENGER, catalogue.place)
+    finally:  # an aborted one, too: the table says why
+        show_release(context, *rollout.status())
 
 
 def open_rollout(

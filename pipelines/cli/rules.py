@@ -11,8 +11,7 @@ import click
 from components.home import command
 from feature_repo.atomic_files import write_file
 from pipelines.cli.options import FILE, Context, common_options, question_options
-from pipelines.inspect.ask import check_question, open_champion
-from serving.release.champion import read_champion
+from pipelines.inspect.ask import open_champion
 
 
 @click.group()
@@ -78,7 +77,6 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
     """
     import time
 
-    from pipelines.inspect.items import check_items
     from pipelines.inspect.preview_rules import RulesRefused, preview
     from pipelines.inspect.preview_rules import check_rules as check
     from pipelines.tables import table
@@ -89,10 +87,7 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
     if checked.refused:
         check_it = command(context.home, f"rules check {shlex.quote(str(path))}")
         raise RulesRefused(f"{path} is not taken: `{check_it}` says why")
-    champion = read_champion(context.home)
-    check_question(line)
-    recommender = open_champion(context.settings(), champion)
-    check_items(recommender.bundle, line["basket"])
+    recommender = open_champion(context.settings(), line)
     profiles = recommender.bundle.profiles
     request = parse_request(
         {**line, "explain": True}, now=time.time(), default_id="preview", profiles=profiles

@@ -5,9 +5,7 @@ A command imports the heavy libraries it needs when it runs, so that `reco --hel
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,9 @@ import click
 
 from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
-from pipelines.cli.options import HOME_HELP, Home
+from pipelines.cli.options import HOME, HOME_HELP
 from pipelines.run.exit_codes import exit_code
 from pipelines.run.launch import MODEL_NAME
-
-CURES = {
-    errno.EROFS: "make it writable",
-    errno.EACCES: "make it writable",
-    errno.ENOSPC: "free some space",
-    errno.EFBIG: "raise the largest size of a file (ulimit -f)",
-    errno.ELOOP: "mend the link",
-}
 
 
 class Reco(click.Group):
@@ -55,24 +45,12 @@ class Reco(click.Group):
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):
                 raise
-            click.echo(f"reco: {_said(error, ctx.find_root().meta.get('home', 'the home'))}", err=True)
+            click.echo(f"reco: {error}", err=True)
             ctx.exit(code)
 
 
-def _said(error: Exception, home: Path | str) -> str:
-    """Return the message of an error; one of a place that cannot be written may name no place."""
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a tree: each file's reason
-        source, target, reason = error.args[0][0]
-        return f"{source} cannot be copied to {target}: {reason}"
-    if isinstance(error, OSError) and error.errno in CURES:
-        place = error.filename or home
-        cure = CURES[error.errno]
-        return f"{place} cannot be used ({error.strerror}): {cure}, or give another folder with --home"
-    return str(error)
-
-
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--home", type=Home(path_type=Path), help=HOME_HELP)
+@click.option("--home", type=HOME, help=HOME_HELP)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name=MODEL_NAME, prog_name="reco")
 def main(home: Path | None, debug: bool) -> None:

@@ -19,7 +19,6 @@ from pipelines.cli.options import (
     FILE,
     Command,
     Context,
-    TokenInvalid,
     check_alone,
     common_options,
     read_token,
@@ -144,14 +143,14 @@ def compile_(
     context: Context, pipeline: str, file: Path | None, image: str, volume: str, state: str, secret: str
 ) -> None:
     """Write the training or watch pipeline as Kubeflow YAML."""
-    from pipelines.run.submit import write_ir
+    from pipelines.run.submit import equipped, write_ir
     from pipelines.training import training_of
     from pipelines.watch import watch
 
     file = file or Path(f"{pipeline}.yaml")
     mount = _mount(volume, state)
     written = watch if pipeline == "watch" else training_of("full")
-    steps = write_ir(written, file, image, mount, secret)
+    steps = write_ir(equipped(written, image, mount, secret), file)
     context.answer({"file": str(file), "steps": steps}, f"{file}: {steps} steps")
 
 
@@ -195,7 +194,7 @@ def submit(
     from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store, check_train_until
-    from pipelines.run.submit import PASSWORDS, submit_pipeline, wait_for_run
+    from pipelines.run.submit import PASSWORDS, Kubeflow, equipped, submit_pipeline, wait_for_run
     from pipelines.training import arguments_of, training_of
 
     if not tracking_uri.startswith(("http://", "https://")):
@@ -223,8 +222,8 @@ def submit(
         )
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
-    urls = {"--online-store": arguments["online_store"], "--tracking-uri": arguments["tracking_uri"]}
-    for option, url in {**urls, "--host": host}.items():
+    urls = {"--online-store": arguments["online_store"], "--tracking-uri": tracking_uri, "--host": host}
+    for option, url in urls.items():
         if re.search(r"://[^/@]*:[^/@]+@|password=", url):
             raise click.UsageError(
                 f"{option} holds a password, and every user of the cluster can read a run's parameters: "
@@ -233,13 +232,14 @@ def submit(
             )
     check_online_store(arguments["online_store"])
     token = read_token(token_file)
-    submitted = submit_pipeline(training, host, arguments, image, experiment, namespace, token, mount, secret)
+    cluster = Kubeflow(host, experiment, namespace, token)
+    submitted = submit_pipeline(equipped(training, image, mount, secret), cluster, arguments)
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)
 
         def token_of_now() -> str:
-            with contextlib.suppress(OSError, TokenInvalid):  # the file is being replaced
+            with contextlib.suppress(OSError, ValueError):  # the file is being replaced
                 return read_token(token_file) or token
             return token
 
@@ -276,17 +276,17 @@ def schedule(
     the purchases that followed. It fails if there is drift. It also lists items that jump, which fail no run.
     A second call replaces the schedule of the first.
     """
-    from pipelines.run.submit import schedule_pipeline
+    from pipelines.run.submit import Kubeflow, equipped, schedule_pipeline
     from pipelines.watch import watch
 
     if len(cron.split()) != CRON_FIELDS:
         raise click.UsageError(f"--cron {cron!r} has {len(cron.split())} fields, expected six: seconds first")
     if not volume:
         raise click.UsageError("a cluster needs --volume PVC: the champion is a file under --state")
-    token = read_token(token_file)
-    arguments, mount = {"bundle": state, "data": data, "log": log}, _mount(volume, state)
-    made = schedule_pipeline(watch, host, arguments, cron, image, experiment, namespace, token, mount)
-    context.answer(asdict(made), f"{made.url}  {cron}, in place of {made.replaced} earlier")
+    cluster = Kubeflow(host, experiment, namespace, read_token(token_file))
+    arguments = {"bundle": state, "data": data, "log": log}
+    made = schedule_pipeline(equipped(watch, image, _mount(volume, state)), cluster, arguments, cron)
+    context.answer(made, f"{made['url']}  {cron}, in place of {made['replaced']} earlier")
 
 
 @click.command()

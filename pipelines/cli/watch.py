@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipelines.inspect.earnings import Earnings
 
 SHOWN_ROWS = 30
+WEEK_HOURS = 168
 
 
 @click.command()
@@ -95,9 +96,9 @@ def _verdict(
     since, until = window
     if folder:
         asked = Window.parse(since or champion.cut, until, zone)
-        return drift_of_events(read_dataset(folder), asked, other or bundle, page, page is None)
+        return drift_of_events(read_dataset(folder), asked, other or bundle, page)
     log_dir = context.settings().prediction_log_dir
-    return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page, page is None)
+    return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page)
 
 
 def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
@@ -117,7 +118,13 @@ def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
 
 @click.command()
 @click.option("--data", default="", help="Where the purchases are.  [default: the archive of `reco stream`]")
-@click.option("--hours", default=24.0, show_default=True, help="Window that is compared with weeks before.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, WEEK_HOURS, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="Window that is compared with weeks before.",
+)
 @common_options
 def kpi(context: Context, data: str, hours: float) -> None:
     """Show the earnings, and the cost of degraded answers.
@@ -128,8 +135,6 @@ def kpi(context: Context, data: str, hours: float) -> None:
     from pipelines.inspect.earnings import read_earnings
     from pipelines.run.launch import dataset_of
 
-    if not 0 < hours <= 168:
-        raise click.UsageError(f"--hours is {hours:g}, expected more than 0 and at most the 168 of a week")
     dataset = dataset_of(context.home, data) if data else None
     earnings = read_earnings(context.settings(), dataset, hours)
     context.answer(earnings.to_dict(), _kpi_text(earnings))
@@ -173,7 +178,14 @@ def _kpi_text(earnings: Earnings) -> str:
 
 
 @click.command()
-@click.option("--every", "every_s", default=3_600.0, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1, 1e6),
+    default=3_600.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
 @click.option("--port", type=PORT, default=9_103, show_default=True, help="Port of /metrics.")
 @click.option("--retrain", is_flag=True, help="Start the training pipeline when it drifted.")
@@ -204,23 +216,23 @@ def watch(
     from pipelines.live.watching import REST, watch_home
     from pipelines.run import launch
     from pipelines.run.stopping import on_stop
+    from pipelines.run.submit import Kubeflow
 
-    if not 0.1 <= every_s <= 1e6:
-        raise click.UsageError(f"--every is {every_s:g}, expected seconds from 0.1 to 1,000,000")
     if pipelines and not retrain:
         raise click.UsageError("--pipelines needs --retrain: without it nothing trains")
     if pipelines and not pipelines.startswith(("http://", "https://")):
         raise click.UsageError(f"--pipelines is {pipelines!r}, expected http(s)://…")
 
+    def cluster() -> Kubeflow:
+        return Kubeflow(pipelines, experiment, namespace, read_token(token_file))
+
     def start(verdict: DriftVerdict) -> dict[str, Any]:
         if not pipelines:
             return launch.retrain(context.home, verdict, sys.stderr, REST)
-        return launch.retrain_on_cluster(
-            context.home, verdict, pipelines, experiment, namespace, read_token(token_file), REST
-        )
+        return launch.retrain_on_cluster(context.home, verdict, cluster(), REST)
 
     def result() -> bool | None:
-        return launch.cluster_result(context.home, pipelines, experiment, namespace, read_token(token_file))
+        return launch.cluster_result(context.home, cluster())
 
     def say(line: str) -> None:
         click.echo(line, err=True)

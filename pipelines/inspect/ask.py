@@ -8,37 +8,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.release.champion import Champion
+from pipelines.inspect.items import check_items
+from serving.release.champion import read_champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:
     from serving.answer.recommender import Recommender
 
 
-def open_champion(settings: Settings, champion: Champion) -> Recommender:
+def open_champion(settings: Settings, line: dict[str, Any] | None = None) -> Recommender:
     """Return the recommender that `reco serve` would serve, without the prediction log.
 
+    Args:
+        settings: of the endpoint.
+        line: the request for it, which is checked before the bundle is opened: that takes a second.
+
     Raises:
+        NoChampion: nothing was promoted.
+        InvalidRequest: naming the field and the expected value.
         BundleInvalid: the bundle is broken.
+        ItemUnknown: the bundle does not know an item of the basket.
     """
     from serving.answer.recommender import open_recommender
+    from serving.schemas import parse_request
     from serving.shop.fact_store import open_fact_store
     from serving.stores.online_features import open_store
 
+    path = read_champion(settings.home).bundle(settings.home)
+    if line is not None:
+        parse_request({**line, "profile": None}, now=0.0, default_id="question")
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
-    path, rules = champion.bundle(settings.home), settings.rules_path
-    return open_recommender(path, store, None, facts, rules=rules)
-
-
-def check_question(line: dict[str, Any]) -> None:
-    """Check a request without a bundle, which takes a second to open.
-
-    Raises:
-        InvalidRequest: naming the field and the expected value.
-    """
-    from serving.schemas import parse_request
-
-    parse_request({**line, "profile": None}, now=0.0, default_id="question")
+    recommender = open_recommender(path, store, None, facts, rules=settings.rules_path)
+    check_items(recommender.bundle, line["basket"] if line else ())
+    return recommender
 
 
 def old_data(recommender: Recommender, line: dict[str, Any]) -> str:

@@ -9,10 +9,9 @@ import shlex
 import shutil
 import socket
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -31,7 +30,6 @@ from serving.release.champion import Champion, read_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, unknown_variables, variable
 
-PYTHONS = ((3, 11), (3, 14))
 LEAST_DISK_BYTES = 5 << 30  # a run on Complete Journey leaves 1 to 2 GB
 LEAST_MEMORY_BYTES = 4 << 30
 BROKER_SILENT_S = 5.0
@@ -64,7 +62,6 @@ class Finding:
 def examine(settings: Settings) -> list[Finding]:
     """Check everything that `reco` needs; the checks are independent, so that one fault hides no other."""
     looks: list[Callable[[Settings], Iterator[Finding]]] = [
-        _python,
         _packages,
         _home,
         _champion,
@@ -78,8 +75,6 @@ def examine(settings: Settings) -> list[Finding]:
         _settings,
         _rules,
     ]
-    if settings.home.exists() and not settings.home.is_dir():
-        looks = [_python, _packages, _home]  # nothing lies under a file
     findings: list[Finding] = []
     for look in looks:
         try:
@@ -97,27 +92,15 @@ def examine(settings: Settings) -> list[Finding]:
     ]
 
 
-def _python(settings: Settings) -> Iterator[Finding]:
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    good = PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]
-    mend = "" if good else "make a virtual environment with Python 3.11 to 3.13 and run `make setup`"
-    yield Finding("python", "ok" if good else "fail", here, mend)
-
-
 def _packages(settings: Settings) -> Iterator[Finding]:
     """Ask for the distributions by name; importing them would take half a minute."""
     instead = {"onnxruntime": "onnxruntime-gpu", "faiss-cpu": "faiss-gpu"}
     missing = []
-    needed = requires(DISTRIBUTION) or []
-    if not needed:
-        yield Finding("packages", "fail", f"{DISTRIBUTION} was installed from something older", "make setup")
-        return
-    for line in needed:
-        name, _, marker = line.partition(";")
-        if marker and not any(f'extra == "{extra}"' in marker for extra in ("cpu", "stream", "train")):
-            continue
-        name = name.strip().split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip()
-        if not _installed(name) and not _installed(instead.get(name, name)):
+    for line in requires(DISTRIBUTION) or []:
+        name = re.split(r"[^\w.-]", line)[0]
+        extra = re.search(r'extra == "(\w+)"', line)
+        needed = extra is None or extra[1] in ("cpu", "stream", "train")
+        if needed and not _installed(name) and not _installed(instead.get(name, name)):
             missing.append(name)
     twice = [name for name, other in instead.items() if _installed(name) and _installed(other)]
     if missing:
@@ -140,11 +123,8 @@ def _installed(name: str) -> bool:
 
 def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home.absolute()
-    if home.exists() and not home.is_dir():
-        yield Finding("home", "fail", f"{home} is a file, expected a folder", "give --home DIR")
-        return
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    if not os.access(there, os.W_OK):
         yield Finding("home", "fail", f"{there} cannot be written", "choose another folder with --home")
         return
     yield Finding("home", "ok", f"{home}" if there == home else f"{home} (not there yet)")
@@ -196,10 +176,15 @@ def _cure(home: Path, champion: Champion) -> str:
     return "reco run"
 
 
+def _champion_of(home: Path) -> Champion | None:
+    with suppress(NoChampion):
+        return read_champion(home)
+    return None
+
+
 def _age(settings: Settings) -> Iterator[Finding]:
-    try:
-        champion = read_champion(settings.home)
-    except NoChampion:
+    champion = _champion_of(settings.home)
+    if champion is None:
         return
     run = champions_run(settings.home)
     data = str(run.arguments.get("data", "")) if run else ""
@@ -226,7 +211,6 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     from serving.errors import FeaturesUnavailable
     from serving.stores.online_features import open_store
 
-    note = settings.home / "online_store.json"
     if not settings.store_url and not (settings.home / "online_store.db").exists():
         yield Finding("online store", "warn", "not there yet", "reco run")
         return
@@ -238,23 +222,15 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
         return
     finally:
         store.close()
-    if not note.is_file():
+    if not (held := _read_note(settings.home)):
         yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
         return
-    if not (held := _read_note(settings.home)):
-        yield Finding("online store", "warn", f"{note} cannot be read", "reco run --resume last")
-        return
     found = f"{held.get('users', '?')} users as of {held.get('until') or held.get('cut', '?')}"
-    try:
-        champion = read_champion(settings.home)
-    except NoChampion:
+    champion = _champion_of(settings.home)
+    if champion is None or str(held.get("cut")) == champion.cut:
         yield Finding("online store", "ok", found)
-        return
-    same = str(held.get("cut")) == champion.cut
-    status: Literal["ok", "warn"] = "ok" if same else "warn"
-    yield Finding(
-        "online store", status, found, "" if same else f"the champion was trained until {champion.cut}"
-    )
+    else:
+        yield Finding("online store", "warn", found, f"the champion was trained until {champion.cut}")
 
 
 def _stream(settings: Settings) -> Iterator[Finding]:
@@ -311,15 +287,10 @@ def _registry(settings: Settings) -> Iterator[Finding]:
             aliases = {str(name): str(version) for name, version in connection.execute(query)}
             tags = list(connection.execute(written))
     except sqlite3.Error as error:
-        mend = f"restore {database} from a backup, or remove it and run `reco run`"
-        if not os.access(database, os.R_OK):  # the registry itself may be well
-            mend = f"make {database} readable for this user"
-        yield Finding("registry", "fail", f"{database} is no database of MLflow ({error})", mend)
+        mend = f"make {database} readable for this user, or restore it from a backup"
+        yield Finding("registry", "fail", f"{database} cannot be read as MLflow's ({error})", mend)
         return
-    try:
-        champion = read_champion(settings.home)
-    except NoChampion:
-        champion = None
+    champion = _champion_of(settings.home)
     # No alias here at all: the champion came from another registry (--tracking-uri).
     alias = aliases.get(champion.model_name) if champion else None
     if champion and alias and alias != champion.version:
@@ -421,11 +392,9 @@ def _rules(settings: Settings) -> Iterator[Finding]:
         return
     checked = check_rules(file, settings.home)
     mend = f"reco rules check {shlex.quote(str(file))}"
-    warnings = sum(1 for problem in checked.problems if not problem.refused)
     if checked.refused:
         yield Finding("rules", "fail", f"{file} is not taken", mend)
-    elif warnings:
-        found = f"{file}: {len(checked.rules)} rules, {warnings} warnings"
-        yield Finding("rules", "warn", found, mend)
+    elif checked.problems:
+        yield Finding("rules", "warn", f"{file}: {len(checked.problems)} warnings", mend)
     else:
         yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")

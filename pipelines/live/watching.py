@@ -125,7 +125,7 @@ def _earned(earnings: Earnings, gauges: WatchGauges, retrain: Retrain | None) ->
     until = earnings.until.to_pydatetime()
     concept = concept_drift(earnings.drops, Window(until - timedelta(hours=KPI_HOURS), until))
     if concept is None:
-        gauges.show_nothing("labels")
+        gauges.show_drift("labels", None)
     else:
         lines += _act("labels", concept, gauges, retrain)
     if earnings.drift_cost is not None:
@@ -154,7 +154,7 @@ def _answers(settings: Settings) -> DriftVerdict:
     bundle = read_champion(settings.home).bundle(settings.home)
     now = datetime.now(UTC)
     window = Window(now - WEEK, now)
-    return drift_of_log(bundle, settings.prediction_log_dir, window, quick=True)
+    return drift_of_log(bundle, settings.prediction_log_dir, window)
 
 
 def _purchases(settings: Settings) -> DriftVerdict:
@@ -164,7 +164,7 @@ def _purchases(settings: Settings) -> DriftVerdict:
         raise FileNotFoundError(f"{archive / EVENTS} is not there yet: start `reco stream`")
     until = read_purchases(settings.home, None)["at"].max().to_pydatetime()
     data = read_dataset(dataset_of(settings.home, str(archive)))
-    return drift_of_events(data, Window(until - WEEK, until), bundle, quick=True)
+    return drift_of_events(data, Window(until - WEEK, until), bundle)
 
 
 def _answered_jumps(settings: Settings) -> list[Jump] | None:

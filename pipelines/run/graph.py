@@ -68,11 +68,7 @@ def downstream(spec: Spec, step: str) -> set[str]:
 def step_alone(spec: Spec, step: str, arguments: Mapping[str, Any], given: Mapping[str, Outputs]) -> Spec:
     """Return a pipeline that is `step` alone, with its inputs filled in.
 
-    Args:
-        spec: the whole pipeline.
-        step: the step's name.
-        arguments: the pipeline's arguments, complete.
-        given: what each earlier step gave.
+    They come from the complete arguments of the pipeline and from what each earlier step has given.
 
     Raises:
         WiringChanged: an earlier step did not give what this one takes.

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
+from components.home import command, dataset_lock, default_tracking_uri, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from feature_repo.stream.erasure import stamp
@@ -22,6 +22,7 @@ from serving.settings import Settings
 
 if TYPE_CHECKING:
     from monitoring.verdict import DriftVerdict
+    from pipelines.run.submit import Kubeflow
 
 MODEL_NAME = "checkout-recommender"
 DATA_NAMES = ("complete-journey", "toy")
@@ -31,9 +32,6 @@ class NoRegistry(RecoError):
     """There is no model registry at the given address."""
 
     exit_code = USAGE
-
-
-# ------------------------------------------------------------------------------------------- checks
 
 
 def check_data(data: str) -> None:
@@ -85,21 +83,13 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
     return uri
 
 
-# ----------------------------------------------------------------------------------------- training
-
-
 def start_training(
     home: Path, given: dict[str, Any], size: Size, tracking_uri: str, stream: IO[str], jobs: int = 0
 ) -> Run:
     """Run the training pipeline under a home.
 
-    Args:
-        home: the state folder.
-        given: arguments of the pipeline; defaults for the rest.
-        size: `full` trains all teachers; `fast` makes every step smaller, where `given` does not say.
-        tracking_uri: of the registry; empty is the one under the home.
-        stream: gets the progress.
-        jobs: how many steps may run at once; 0: as many as cores.
+    What `given` leaves out has the defaults of the size. An empty tracking URI is the registry of the home;
+    0 jobs are as many as cores.
 
     Raises:
         ArgumentsInvalid: an argument that the pipeline does not take.
@@ -176,11 +166,10 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
     decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
-    before = {run.run_id for run in list_runs(home)}
     try:
         origin = champions_run(home)
         if origin is None:
-            release_retrain(decision, home)
+            release_retrain(home)
             by_hand = command(home, "run --data complete-journey")
             said = "not started: no run recorded here promoted the champion, so its arguments are unknown"
             return {"started": False, "said": f"{said}; start one by hand: {by_hand}, or --data DIR"}
@@ -194,25 +183,14 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             said = f"version {version} is champion, but a later step failed: {error}"
             return {**outcome, "promoted": True, "said": said}
         return {**outcome, "promoted": False, "said": f"the champion stays: {error}"}
-    except BaseException as error:
-        # On a conflict the new run is not ours. A stopped one may be tried again, unless it has promoted.
-        new = [run for run in list_runs(home) if run.run_id not in before]
-        promoted_any = any(run.outputs().get("promote-bundle") for run in new)
-        stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
-        if isinstance(error, Conflict) or stopped or not new:
-            release_retrain(decision, home)
+    except BaseException:  # no step failed: it did not start, or was stopped, and may be tried again
+        release_retrain(home)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
 
 
 def retrain_on_cluster(
-    home: Path,
-    verdict: DriftVerdict,
-    host: str,
-    experiment: str,
-    namespace: str,
-    token: str,
-    cool_down: timedelta,
+    home: Path, verdict: DriftVerdict, cluster: Kubeflow, cool_down: timedelta
 ) -> dict[str, Any]:
     """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
 
@@ -225,21 +203,21 @@ def retrain_on_cluster(
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
     try:
-        submitted = repeat_training(host, experiment, namespace, token)
+        submitted = repeat_training(cluster)
     except BaseException:
-        release_retrain(decision, home)
+        release_retrain(home)
         raise
-    note_run(decision, home, submitted.run_id)
+    note_run(home, submitted.run_id)
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
 
 
-def cluster_result(home: Path, host: str, experiment: str, namespace: str, token: str) -> bool | None:
+def cluster_result(home: Path, cluster: Kubeflow) -> bool | None:
     """Return how the last run of `retrain_on_cluster`, or a later training, went; None: none has ended."""
     from monitoring.retraining import started_run
     from pipelines.run.submit import training_since
 
     run_id = started_run(home)
-    return training_since(host, experiment, namespace, token, run_id) if run_id else None
+    return training_since(cluster, run_id) if run_id else None
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:
@@ -253,9 +231,6 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
         given = {"data": "toy", "train_until": "", "model_name": MODEL_NAME, "online_store": ""}
         start_training(home, given, "fast", "", stream)
     return home
-
-
-# -------------------------------------------------------------------------------------- runs and data
 
 
 def evaluated_run(home: Path) -> Run:

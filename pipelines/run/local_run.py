@@ -7,9 +7,7 @@ own (`step_process`). Order and wiring come from the compiled IR (`graph`, `step
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,7 +18,6 @@ from components.home import command, locked
 from feature_repo.errors import RecoError
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, without_passwords
-from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
@@ -28,10 +25,7 @@ from pipelines.run.step_order import StepOrder
 from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 from pipelines.run.stopping import on_stop
 
-ROOT = Path(__file__).parents[2]
 KEPT_RUNS = 3  # a run on Complete Journey leaves 1.7 GB
-PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
-TRACEBACK = "Traceback (most recent call last):"
 TICK_S = 0.1
 FEW = 3  # so few steps import less themselves than the server would
 MEASURE_S = 1.0  # between two looks at the memory of all processes: each takes milliseconds
@@ -64,16 +58,7 @@ def start_run(
     stream: IO[str],
     jobs: int = 0,
 ) -> Run:
-    """Run a pipeline from its first step to its last and return the record.
-
-    Args:
-        home: the state folder.
-        pipeline: its name in the record.
-        spec: the pipeline.
-        arguments: complete.
-        size: of the pipeline, for the record: `resume` must find the same one.
-        stream: gets the progress.
-        jobs: how many steps may run at once; 0: as many as cores.
+    """Run a pipeline from its first step to its last and return the record; its size is for `resume_run`.
 
     Raises:
         StepFailed: naming the step, its own error first.
@@ -119,12 +104,9 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     progress = Progress(stream)
     order = StepOrder(spec, todo, usual_steps(home, run), jobs)
     names = [step.name for step in run.steps]
-    code = code_hash()
     kept = len(names) - len(todo)
-    if kept and run.code not in ("", code):
-        progress.say("the code changed since this run began: steps that are kept were made by the older code")
-    run.code, run.pid, began = code, os.getpid(), time.monotonic()
-    progress.begin(run.run_id, names, kept, order.seconds_left({}, ()))
+    run.pid, began = os.getpid(), time.monotonic()
+    progress.begin(run.run_id, names, kept)
     try:
         modules = HEAVY if len(todo) > FEW else ()
         with on_stop(_interrupt), progress, StepServer(run.log("step-server"), modules) as server:
@@ -137,18 +119,9 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
             shutil.rmtree(run.folder / "working", ignore_errors=True)
         run.pid, run.elapsed_s = 0, round(run.elapsed_s + time.monotonic() - began, 2)
         run.save()
-        _free_space(home, run, progress)
-
-
-def _free_space(home: Path, run: Run, progress: Progress) -> None:
-    """Remove what older runs left; that this fails must not hide how the run ended."""
-    try:
-        freed = drop_artifacts(home, KEPT_RUNS, spare=run.run_id)
-    except OSError as error:
-        progress.say(f"artifacts of older runs could not be removed: {error}")
-        return
-    if freed:
-        progress.say(f"artifacts of older runs removed ({', '.join(freed)}); their bundles stay registered")
+        if freed := drop_artifacts(home, KEPT_RUNS, spare=run.run_id):
+            old = ", ".join(freed)
+            progress.say(f"artifacts of older runs removed ({old}); their bundles stay registered")
 
 
 class _Execution:
@@ -212,8 +185,7 @@ class _Execution:
                 self._progress.hear(name, line)
             if ended:
                 self._finish(name, process)
-        since = {name: process.seconds for name, process in self._running.items()}
-        self._progress.refresh(self._order.seconds_left(since, self._done))
+        self._progress.refresh()
 
     def _finish(self, name: str, process: StepProcess) -> None:
         run, state = self._run, self._run.step(name)
@@ -225,12 +197,11 @@ class _Execution:
             self._done.add(name)
             self._progress.done(name, state.parameters)
             return
-        cause = cause_of(run.log(name).read_text(encoding="utf-8", errors="replace"))
-        state.status, state.error = "failed", message_of_step(cause)
+        state.status, (state.error, code) = "failed", process.failure()
         run.save()
         self._progress.failed(name)
         if not self._failure:
-            self._failure = StepFailed(run, name, state.error, exit_code_of_step(cause))
+            self._failure = StepFailed(run, name, state.error, code)
             if self._running:
                 self._progress.say(f"waiting for {', '.join(self._running)} to end; Ctrl-C ends them now")
 
@@ -245,33 +216,6 @@ def _keep(run: Run, state: StepState, outputs: Outputs) -> None:
     state.parameters, state.artifacts = dict(outputs.parameters), sorted(outputs.artifacts)
     state.status = "done"
     run.save()
-
-
-def cause_of(log: str) -> str:
-    """Return a failed step's error, its class with the module: the end of the last traceback in its log."""
-    said = log.split("\n")
-    starts = [number for number, line in enumerate(said) if line == TRACEBACK]
-    if not starts:
-        return "the step ended without an error of Python: it was killed, or memory ran out"
-    after = said[starts[-1] + 1 :]
-    first = next((n for n, line in enumerate(after) if re.match(r"[A-Za-z_][\w.]*(:|$)", line)), None)
-    if first is None:
-        return "the step ended within a traceback"
-    cause = []
-    for line in after[first:]:
-        if not line.strip():
-            break
-        cause.append(line)
-    return "\n".join(cause)
-
-
-def code_hash() -> str:
-    """Return a hash over the source of all packages: has the code changed since a step ran?"""
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _interrupt() -> None:

@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.live import Live
+from typing import IO, Any
 
 REFRESH_S = 1.0
 HEARTBEAT_S = 30.0
@@ -44,46 +41,42 @@ class Progress:
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
+        from rich.live import Live
 
         width = None if stream.isatty() else WIDEST
         self._console = Console(file=stream, force_terminal=stream.isatty(), width=width, highlight=False)
-        self._live: Live | None = None
+        # Nothing in a file. No thread of its own: `refresh` draws.
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._running: dict[str, _StepLine] = {}
         self._drawn_at = 0.0
         self._count = self._total = self._width = 0
 
     def __enter__(self) -> Progress:
         """Start the changing lines."""
-        if self._console.is_terminal:
-            from rich.live import Live
-
-            # No thread of its own: `refresh` draws.
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Wipe the changing lines."""
-        if self._live:
-            self._live.stop()
+        self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
         """Write one line."""
         self._console.print(text, style=style or None, markup=False, soft_wrap=True)
 
-    def begin(self, run_id: str, steps: list[str], already: int, left_s: float | None) -> None:
-        """Announce the run: its steps, and how long those that are left usually take."""
+    def begin(self, run_id: str, steps: list[str], already: int) -> None:
+        """Announce the run and its steps."""
         self._count, self._total, self._width = already, len(steps), max(map(len, steps))
         kept = f", {already} kept from before" if already else ""
-        self.say(f"run {run_id}: {len(steps)} steps{kept}{_about(left_s)}")
+        self.say(f"run {run_id}: {len(steps)} steps{kept}")
 
     def start(self, step: str) -> None:
         """Add a step to those that run."""
@@ -106,33 +99,29 @@ class Progress:
         self.say(self._line(step, "!", "failed"), "red")
         del self._running[step]
 
-    def refresh(self, left_s: float | None) -> None:
+    def refresh(self) -> None:
         """Show the running steps: on a terminal each second, in a file each half minute."""
         now = time.monotonic()
         if now - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = now
-        if self._live:
+        if self._console.is_terminal:
             from rich.text import Text
 
             lines = [self._line(step, "", one.last_words) for step, one in self._running.items()]
-            lines.append(f"{self._count} of {self._total} steps done{_about(left_s)}")
+            lines.append(f"{self._count} of {self._total} steps done")
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             return
         for step, one in self._running.items():
             if now - one.said_at >= HEARTBEAT_S:
                 one.said_at = now
-                self.say(self._line(step, "", one.last_words) + _about(left_s))
+                self.say(self._line(step, "", one.last_words))
 
     def _line(self, step: str, number: str, said: str) -> str:
         digits = len(str(self._total))
         mark = f"[{number:>{digits}}/{self._total}]" if number else " " * (2 * digits + 3)
         seconds = time.monotonic() - self._running[step].began
         return f"{mark} {step:<{self._width}} {duration(seconds):>9}  {said[:WIDEST]}"
-
-
-def _about(left_s: float | None) -> str:
-    return "" if left_s is None else f", about {duration(left_s)} to go"
 
 
 def spoken(line: str) -> str:

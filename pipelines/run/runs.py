@@ -14,13 +14,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 from components.home import command, write_json
-from feature_repo.errors import USAGE, RecoError
+from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import is_name
 from pipelines.run.graph import Outputs
 from serving.errors import BundleInvalid, NoChampion
@@ -58,7 +59,6 @@ class Run:
     pipeline: str
     arguments: dict[str, Any]
     created_at: str
-    code: str  # hash of the packages when the newest step ran
     steps: list[StepState]
     pid: int = 0
     size: Size = "full"
@@ -88,7 +88,7 @@ class Run:
     def shown_arguments(self) -> dict[str, Any]:
         """Return the arguments without the passwords that their URLs may hold."""
         return {
-            name: re.sub(r"(://)[^/]*(@)|(password=)[^&]*", r"\1\3…\2", value)
+            name: re.sub("password=[^&]*", "password=…", without_password(value))
             if isinstance(value, str)
             else value
             for name, value in self.arguments.items()
@@ -134,21 +134,11 @@ def new_run(
     """Make the folder and the record of a new run."""
     now = datetime.now(UTC)
     name = now.strftime("%Y%m%d-%H%M%S")
-    number = 1
-    while (folder := home / "runs" / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
+    places = (home / "runs" / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    folder = next(place for place in places if not place.exists())
     folder.mkdir(parents=True)
-    created_at = now.isoformat(timespec="seconds")
-    run = Run(
-        folder.name,
-        folder,
-        pipeline,
-        arguments,
-        created_at,
-        "",
-        [StepState(step) for step in steps],
-        size=size,
-    )
+    created_at, states = now.isoformat(timespec="seconds"), [StepState(step) for step in steps]
+    run = Run(folder.name, folder, pipeline, arguments, created_at, states, size=size)
     run.save()
     return run
 
@@ -171,6 +161,7 @@ def read_run(folder: Path) -> Run:
     try:
         document = json.loads((folder / "state.json").read_bytes())
         del document["kind"]
+        document.pop("code", None)  # of an older record
         steps = [StepState(**step) for step in document.pop("steps")]
         run = Run(folder=folder, steps=steps, **document)
         run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])
@@ -242,24 +233,16 @@ def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
     Returns:
         The ids of the runs that were freed.
     """
-    spared = {spare, _champions_run_id(home)}
-    freed = []
+    spared, freed = {spare}, []
+    with contextlib.suppress(NoChampion):
+        spared |= {run.run_id for run in [champions_run(home)] if run}
     for run in list(list_runs(home))[keep:]:
         left = [place for name in ("artifacts", "working") if (place := run.folder / name).exists()]
         if left and run.run_id not in spared and run.status != "running":
             for place in left:
-                shutil.rmtree(place)
+                shutil.rmtree(place, ignore_errors=True)
             freed.append(run.run_id)
     return freed
-
-
-def _champions_run_id(home: Path) -> str:
-    """Return the id of the champion's run; empty without a champion, or if no run promoted it."""
-    try:
-        run = champions_run(home)
-    except NoChampion:
-        return ""
-    return run.run_id if run else ""
 
 
 def usual_steps(home: Path, run: Run) -> dict[str, StepState]:

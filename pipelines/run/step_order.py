@@ -1,4 +1,4 @@
-"""The DAG of a pipeline -> which step starts next, with how many threads, and how long the rest takes.
+"""The DAG of a pipeline -> which step starts next, and with how many threads.
 
 A step starts when all it needs is done, and a process and its memory are free. A step that measures time runs
 alone. Of several, the one with the longest path to the end starts first.
@@ -77,25 +77,3 @@ class StepOrder:
         The DAG alone decides, not the moment: the same run gives the same sums of floats again.
         """
         return max(1, cores() // min(self._jobs, 1 + len(self._beside[name])))
-
-    def seconds_left(self, running: Mapping[str, float], done: Collection[str]) -> float | None:
-        """Return how long all steps need from now; None where no similar run has ended.
-
-        Args:
-            running: each running step with its seconds until now.
-            done: the steps that have ended.
-        """
-        if not self._usual:
-            return None
-        left = {name: max(self._seconds(name) - since, 0.0) for name, since in running.items()}
-        ended, total = set(done), 0.0
-        while True:
-            while (name := self.next(left, ended)) is not None:
-                left[name] = self._seconds(name)
-            if not left:
-                return total
-            soonest = min(left, key=lambda name: left[name])
-            passed = left.pop(soonest)
-            ended.add(soonest)
-            total += passed
-            left = {name: seconds - passed for name, seconds in left.items()}

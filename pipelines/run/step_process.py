@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from components.release.registry import MLFLOW_ENVIRONMENT
-from feature_repo.errors import RecoError
+from feature_repo.errors import CHECK_FAILED, RecoError
 from pipelines.run.graph import Outputs, Spec
 
 END_S, LOOK_S = 10.0, 0.02  # that a step gets between SIGTERM and SIGKILL; between two looks
@@ -171,6 +171,14 @@ class StepProcess:
             return None
         places = {name: Path(place) for name, place in document["artifacts"].items()}
         return Outputs(document["parameters"], places)
+
+    def failure(self) -> tuple[str, int]:
+        """Return the error of a step that gave no results, and its exit code."""
+        try:
+            failure = json.loads((self._folder / "failure.json").read_bytes())
+        except FileNotFoundError:
+            return "the step ended without an error of Python: it was killed, or memory ran out", CHECK_FAILED
+        return failure["error"], failure["exit_code"]
 
     def end(self) -> None:
         """End the step with all its processes."""

@@ -2,8 +2,9 @@
 
 `python -m pipelines.run.step_server LOG MODULE...` imports the modules. Then each line on stdin is a step as
 JSON, and the step's process number comes back as a line. A step executes `component.json` of its folder under
-kfp.local and writes `outputs.json` there. kfp.local keeps its state in the module and writes to stdout, so
-two steps cannot share a process. LOG, the file behind stderr, names the run in a list of processes.
+kfp.local and writes `outputs.json` or `failure.json` there. kfp.local keeps its state in its module and
+writes to stdout, so two steps cannot share a process. LOG, the file behind stderr, names the run in a list of
+processes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from components.home import write_json
+from pipelines.run.exit_codes import exit_code_of_step, message_of_step
 from pipelines.run.graph import Outputs, load_component
 
 BEFORE, PRINT = frozenset(os.environ), print
@@ -65,8 +67,10 @@ def _become(step: dict[str, Any], server: int, numbers: int) -> None:
         _forget_server(step["environment"], step["threads"])
         execute(Path(step["folder"]))
         code = 0
-    except BaseException:  # noqa: BLE001 - the run reads it in the log
+    except BaseException as error:  # noqa: BLE001 - the run reads it
         traceback.print_exc()
+        failure = {"error": message_of_step(error), "exit_code": exit_code_of_step(error)}
+        write_json(Path(step["folder"]) / "failure.json", failure)
     finally:
         os._exit(code)  # to take all modules down would take a second
 
@@ -130,14 +134,9 @@ def run_here(full_command: Sequence[str]) -> int:
 
     Args:
         full_command: `sh -c SCRIPT PROGRAM ARGUMENT...`, where the script calls KFP's executor.
-
-    Raises:
-        ValueError: it is of another form, because the component installs packages.
     """
     from kfp.dsl.executor_main import executor_main
 
-    if len(full_command) < 4 or "ephemeral_component.py" not in full_command[2]:
-        raise ValueError("a component of a local run installs no packages: take packages_to_install out")
     _, _, _, program, *arguments = full_command
     file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
     file.write_text(program, encoding="utf-8")

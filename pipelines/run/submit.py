@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import http.client
 import json
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +50,21 @@ class NotRepeated(RecoError):
 
 
 @dataclass(frozen=True)
+class Kubeflow:
+    """A Kubeflow Pipelines API, and what its runs belong to."""
+
+    host: str  # root URL
+    experiment: str
+    namespace: str = ""  # where the cluster has several users
+    token: str = ""
+
+    @property
+    def root(self) -> str:
+        """Return the root URL with its scheme, without a slash at its end."""
+        return _root(self.host)
+
+
+@dataclass(frozen=True)
 class Submitted:
     """A run on a cluster."""
 
@@ -64,17 +76,6 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """A recurring run on a cluster, and how many earlier ones it replaced."""
-
-    recurring_run_id: str
-    url: str
-    pipeline_id: str
-    version_id: str
-    replaced: int
-
-
-@dataclass(frozen=True)
 class Mount:
     """A PersistentVolumeClaim, and where every step finds it."""
 
@@ -82,20 +83,10 @@ class Mount:
     path: str
 
 
-def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = None, secret: str = "") -> int:
-    """Compile a pipeline to `file` and return how many steps it has.
-
-    Args:
-        pipeline: the pipeline function.
-        file: where the IR goes.
-        image: replaces the steps' image.
-        mount: what every step gets mounted.
-        secret: name of the Secret whose keys are PASSWORDS; a step gets those that it needs.
-    """
+def write_ir(pipeline: Any, file: Path) -> int:
+    """Compile a pipeline to `file` and return how many steps it has."""
     from kfp import compiler
 
-    if image or mount or secret:
-        pipeline = _equipped(pipeline, image, mount, secret)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch, "pipeline.yaml")
         compiler.Compiler().compile(pipeline, str(made))
@@ -103,14 +94,19 @@ def write_ir(pipeline: Any, file: Path, image: str = "", mount: Mount | None = N
     return len(read_spec(pipeline)["deploymentSpec"]["executors"])
 
 
-def _equipped(pipeline: Any, image: str, mount: Mount | None, secret: str) -> Any:
-    """Return the same pipeline whose tasks have another image, a mounted claim, or passwords of a Secret."""
+def equipped(pipeline: Any, image: str = "", mount: Mount | None = None, secret: str = "") -> Any:
+    """Return a pipeline with the equipment of a cluster in each step; the same one without any.
+
+    `secret` names the Secret whose keys are PASSWORDS; a step gets those that it needs.
+    """
+    if not (image or mount or secret):
+        return pipeline
     from kfp import dsl, kubernetes
     from kfp.dsl.pipeline_context import Pipeline
 
     @dsl.pipeline(name=pipeline.name, description=pipeline.description)
     @functools.wraps(pipeline.pipeline_func)
-    def equipped(*inputs: Any, **named: Any) -> None:
+    def with_equipment(*inputs: Any, **named: Any) -> None:
         pipeline.pipeline_func(*inputs, **named)
         for task in Pipeline.get_default_pipeline().tasks.values():
             if image:
@@ -121,38 +117,38 @@ def _equipped(pipeline: Any, image: str, mount: Mount | None, secret: str) -> An
             if secret and needed:
                 kubernetes.use_secret_as_env(task, secret, needed, optional=True)
 
-    return equipped
+    return with_equipment
 
 
-def _page_of(host: str, run_id: str) -> str:
-    return f"{host}/#/runs/details/{run_id}"
-
-
-def submit_pipeline(
-    pipeline: Any,
-    host: str,
-    arguments: Mapping[str, Any],
-    image: str = "",
-    experiment: str = "checkout-recommender",
-    namespace: str = "",
-    token: str = "",
-    mount: Mount | None = None,
-    secret: str = "",
-) -> Submitted:
+def submit_pipeline(pipeline: Any, cluster: Kubeflow, arguments: Mapping[str, Any]) -> Submitted:
     """Upload a pipeline as a new version, run it, and return at once.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
-    host = _root(host)
-    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
-        ids = _upload(client, pipeline, namespace, image, mount, secret)
-        run = client.run_pipeline(experiment_id, _stamped(pipeline.name), None, dict(arguments), *ids)
-    return Submitted(run.run_id, _page_of(host, run.run_id), *ids, run.state or "PENDING")
+    with _experiment(cluster) as (client, experiment_id):
+        ids = _upload(client, pipeline, cluster.namespace)
+        return _start(client, cluster, experiment_id, pipeline.name, dict(arguments), ids)
 
 
-def repeat_training(host: str, experiment: str, namespace: str = "", token: str = "") -> Submitted:
+def _start(
+    client: Any,
+    cluster: Kubeflow,
+    experiment_id: str,
+    name: str,
+    arguments: dict[str, Any],
+    ids: tuple[str, str],
+) -> Submitted:
+    run = client.run_pipeline(experiment_id, _stamped(name), None, arguments, *ids)
+    return Submitted(run.run_id, _page_of(cluster, run.run_id), *ids, run.state or "PENDING")
+
+
+def _page_of(cluster: Kubeflow, run_id: str) -> str:
+    return f"{cluster.root}/#/runs/details/{run_id}"
+
+
+def repeat_training(cluster: Kubeflow) -> Submitted:
     """Run the newest training that succeeded again, on all data of now, and return at once.
 
     It has the same version of the pipeline and the same arguments, without the cut.
@@ -162,31 +158,30 @@ def repeat_training(host: str, experiment: str, namespace: str = "", token: str 
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials or refuses the run.
     """
-    host = _root(host)
-    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
+    with _experiment(cluster) as (client, experiment_id):
         for run in _trainings(client, experiment_id):
             if run.state not in ENDED:
-                raise NotRepeated(f"run {run.run_id} trains already: {_page_of(host, run.run_id)}")
+                raise NotRepeated(f"run {run.run_id} trains already: {_page_of(cluster, run.run_id)}")
             if run.state == "SUCCEEDED":
                 break
         else:
             raise NotRepeated(
-                f"no training of experiment {experiment!r} succeeded: start one with `reco submit`"
+                f"no training of experiment {cluster.experiment!r} succeeded: start one with `reco submit`"
             )
         made_by = run.pipeline_version_reference
         arguments = {**run.runtime_config.parameters, CUT: ""}
         ids = (made_by.pipeline_id, made_by.pipeline_version_id)
-        again = client.run_pipeline(experiment_id, _stamped("retraining"), None, arguments, *ids)
-    return Submitted(again.run_id, _page_of(host, again.run_id), *ids, again.state or "PENDING")
+        return _start(client, cluster, experiment_id, "retraining", arguments, ids)
 
 
 @contextlib.contextmanager
-def _experiment(host: str, experiment: str, namespace: str, token: str) -> Iterator[tuple[Any, str]]:
+def _experiment(cluster: Kubeflow) -> Iterator[tuple[Any, str]]:
     """Yield a client and the experiment's id; inside the block, the client's errors are ours."""
-    ask_health(host, token)
-    with _api(host):
-        client = _client(host, namespace, token)
-        yield client, client.create_experiment(experiment, namespace=namespace or None).experiment_id
+    ask_health(cluster.root, cluster.token)
+    with _api(cluster.root):
+        client = _client(cluster.root, cluster.namespace, cluster.token)
+        namespace = cluster.namespace or None
+        yield client, client.create_experiment(cluster.experiment, namespace=namespace).experiment_id
 
 
 def _trainings(client: Any, experiment_id: str) -> Iterator[Any]:
@@ -207,36 +202,19 @@ def _pages(read: Callable[[str], Any]) -> Iterator[Any]:
 
 
 def schedule_pipeline(
-    pipeline: Any,
-    host: str,
-    arguments: Mapping[str, Any],
-    cron: str,
-    image: str = "",
-    experiment: str = "checkout-recommender",
-    namespace: str = "",
-    token: str = "",
-    mount: Mount | None = None,
-) -> Scheduled:
+    pipeline: Any, cluster: Kubeflow, arguments: Mapping[str, Any], cron: str
+) -> dict[str, Any]:
     """Upload a pipeline as a new version and give it a recurring run, in place of its earlier ones.
 
-    Args:
-        pipeline: the pipeline function.
-        host: root URL of the API.
-        arguments: of each run.
-        cron: six fields, seconds first.
-        image: replaces the steps' image.
-        experiment: the runs belong to it.
-        namespace: where the cluster has several users.
-        token: bearer token.
-        mount: what every step gets mounted.
+    Returns:
+        The ids, the page of the recurring run, and how many it `replaced`.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials or does not take the pipeline.
     """
-    host = _root(host)
-    with _experiment(host, experiment, namespace, token) as (client, experiment_id):
-        pipeline_id, version_id = _upload(client, pipeline, namespace, image, mount)
+    with _experiment(cluster) as (client, experiment_id):
+        pipeline_id, version_id = _upload(client, pipeline, cluster.namespace)
         earlier = list(_schedules(client, experiment_id, pipeline.name))
         made = client.create_recurring_run(
             experiment_id,
@@ -249,8 +227,13 @@ def schedule_pipeline(
         )
         for one in earlier:  # last: a schedule that fails leaves the old one
             client.delete_recurring_run(one)
-    url = f"{host}/#/recurringrun/details/{made.recurring_run_id}"
-    return Scheduled(made.recurring_run_id, url, pipeline_id, version_id, len(earlier))
+    return {
+        "recurring_run_id": made.recurring_run_id,
+        "url": f"{cluster.root}/#/recurringrun/details/{made.recurring_run_id}",
+        "pipeline_id": pipeline_id,
+        "version_id": version_id,
+        "replaced": len(earlier),
+    }
 
 
 def _schedules(client: Any, experiment_id: str, name: str) -> Iterator[str]:
@@ -263,9 +246,7 @@ def _root(host: str) -> str:
     return host.rstrip("/") if "://" in host else f"https://{host.rstrip('/')}"
 
 
-def _upload(
-    client: Any, pipeline: Any, namespace: str, image: str, mount: Mount | None, secret: str = ""
-) -> tuple[str, str]:
+def _upload(client: Any, pipeline: Any, namespace: str) -> tuple[str, str]:
     """Upload a pipeline as a new version of the one of its name; return the ids of pipeline and version."""
     name = pipeline.name
     # Client.get_pipeline_id sends no namespace: it finds the pipelines that all users share.
@@ -273,7 +254,7 @@ def _upload(
     wanted = json.dumps({"predicates": [named]})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{name}.yaml")
-        write_ir(pipeline, file, image, mount, secret)
+        write_ir(pipeline, file)
         found = client.list_pipelines(namespace=namespace or None, filter=wanted).pipelines
         if found:
             version = client.upload_pipeline_version(
@@ -289,7 +270,7 @@ def _stamped(name: str) -> str:
     return f"{name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
 
-def training_since(host: str, experiment: str, namespace: str, token: str, run_id: str) -> bool | None:
+def training_since(cluster: Kubeflow, run_id: str) -> bool | None:
     """Return whether the newest training since a run, with that run, went well; None: none has ended so far.
 
     A person may have trained again by hand meanwhile. A training that was cancelled says nothing.
@@ -298,7 +279,7 @@ def training_since(host: str, experiment: str, namespace: str, token: str, run_i
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials.
     """
-    with _experiment(_root(host), experiment, namespace, token) as (client, experiment_id):
+    with _experiment(cluster) as (client, experiment_id):
         for run in _trainings(client, experiment_id):
             if run.state in ("SUCCEEDED", "FAILED"):
                 return bool(run.state == "SUCCEEDED")
@@ -310,14 +291,9 @@ def training_since(host: str, experiment: str, namespace: str, token: str, run_i
 def wait_for_run(
     host: str, run_id: str, token: Callable[[], str] = str, every_s: float = 5.0, patience_s: float = 300.0
 ) -> str:
-    """Return how a run on a cluster ended. A restart of the API meanwhile does not end the wait.
+    """Return how a run on a cluster ended. The API may stay away for `patience_s` meanwhile.
 
-    Args:
-        host: root URL of the API.
-        run_id: of the run.
-        token: returns the bearer token of now: one lives an hour, a training may take longer.
-        every_s: time between two looks.
-        patience_s: how long the API may stay away.
+    `token` returns the bearer token of now: one lives an hour, a training may take longer.
 
     Raises:
         ApiUnreachable: nothing answered for so long.
@@ -348,29 +324,27 @@ def ask_health(host: str, token: str = "") -> None:
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: it wants credentials.
     """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    import httpx
+
     shown = without_password(host)
     try:
-        request = urllib.request.Request(f"{host}{API}/healthz", headers=headers)
-        with urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT_S) as answer:
-            json.load(answer)
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise ApiRefused(f"{shown} answers {error.code}: give a token with --token-file") from error
-        raise _something_else(shown, f"{API}/healthz answers {error.code}") from error
-    except (OSError, http.client.HTTPException) as error:
-        cause = getattr(error, "reason", None) or error
+        answer = httpx.get(
+            f"{host}{API}/healthz",
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+            timeout=CONNECT_TIMEOUT_S,
+            follow_redirects=True,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ApiUnreachable(
-            f"nothing answers at {shown} ({cause}): is the address right, is the cluster up?"
+            f"nothing answers at {shown} ({error}): is the address right, is the cluster up?"
         ) from error
-    except ValueError as error:
-        raise _something_else(shown, f"{API}/healthz does not answer with JSON") from error
-
-
-def _something_else(host: str, found: str) -> ApiUnreachable:
-    return ApiUnreachable(
-        f"{host} is not a Kubeflow Pipelines v2 API: {found}; expected its root URL as --host"
-    )
+    if answer.status_code in (401, 403):
+        raise ApiRefused(f"{shown} answers {answer.status_code}: give a token with --token-file")
+    if not answer.is_success or "json" not in answer.headers.get("Content-Type", ""):
+        raise ApiUnreachable(
+            f"{shown} is not a Kubeflow Pipelines v2 API: {API}/healthz answers {answer.status_code} "
+            "and no JSON; expected its root URL as --host"
+        )
 
 
 def _client(host: str, namespace: str, token: str) -> Any:

@@ -1,6 +1,5 @@
 """Rules, runbooks and dashboards: as written, of metrics that exist, and firing when they must."""
 
-import itertools
 import json
 import os
 import re
@@ -117,16 +116,11 @@ def test_a_burn_needs_the_long_and_the_short_window_and_a_page_the_last_minute_t
     assert [seconds(window) for window in ("30s", "5m", "2h", "1d")] == [30, 300, 7_200, 86_400]
 
 
-def test_panels_have_unique_ids_and_do_not_overlap() -> None:
+def test_a_board_has_its_own_id_and_a_panel_the_line_of_its_objective() -> None:
     assert len({board["uid"] for board in DASHBOARDS}) == len(DASHBOARDS) == 5
     goals = {one["name"]: one["goal"] for one in read_slo()["objectives"]}
     for board in DASHBOARDS:
-        panels = board["panels"]
-        assert len({panel["id"] for panel in panels}) == len(panels)
-        for one, other in itertools.combinations([panel["gridPos"] for panel in panels], 2):
-            apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-            assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        for panel in panels:
+        for panel in board["panels"]:
             assert panel["fieldConfig"]["defaults"]["unit"]
             for link in panel["links"]:
                 goal = goals[link["url"].split("/")[-2]]
@@ -379,18 +373,6 @@ def test_the_right_alert_fires_and_no_other(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_rollback_shows_beside_a_failed_release(tmp_path: Path) -> None:
-    jobs = ("release-42-1", "rollback-7")
-    series = {
-        f'kube_job_failed{{condition="true",namespace="checkout",job_name="{job}"}}': "1x300" for job in jobs
-    }
-    [alert] = expected("ReleaseFailed")
-    each = [{**alert, "exp_labels": {**alert["exp_labels"], "job_name": job}} for job in jobs]
-    tests = [{"eval_time": "70m", "alertname": "ReleaseFailed", "exp_alerts": each}]
-    promtool("15s", "30s", QUIET | series, tests, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "alert"),
     [("features_unavailable", "CheckoutDegraded"), ("stale_features", "FeaturesStale")],
@@ -426,15 +408,6 @@ def test_a_cliff_by_chance_costs_no_page() -> None:
     a_month = [windows * binom.sf(bad, least, 1 - one["goal"]) for one in read_slo()["objectives"]]
     assert max(a_month) == pytest.approx(0.0018, rel=0.05)
     assert 1 / max(a_month) / 12 == pytest.approx(46, rel=0.05)
-
-
-def test_the_host_of_the_runbooks_is_a_placeholder_to_be_replaced() -> None:
-    slo = read_slo()
-    assert slo["runbooks"].split("/")[2].endswith(".example")  # a name that never exists (RFC 2606)
-    assert "docs.shop.example" in (ROOT / "docs" / "how-to" / "on-call.md").read_text()
-    ours = json.dumps(rules(slo | {"runbooks": "https://ours/"}))
-    assert "shop.example" not in ours
-    assert ours.count('"runbook_url": "https://ours/') == len(ALERTS)
 
 
 @pytest.mark.slow

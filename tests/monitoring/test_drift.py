@@ -1,10 +1,9 @@
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,15 @@ from monitoring.drift import (
     measure_drift,
     moved_most,
     raise_alert,
-    show,
 )
-from monitoring.verdict import RULES, ColumnRule, DriftVerdict, judge
+from monitoring.verdict import DriftVerdict, judge
 from monitoring.windows import TablePair, Window
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
+from tests.components.test_pages import Numbers
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]
@@ -40,11 +39,9 @@ MIX = 1 / np.arange(5, 45)
 PIES = np.where(np.arange(40) == 30, 6 * MIX, MIX)  # one category in forty sells six times as much
 
 
-def check_drift(
-    current: pd.DataFrame, reference: pd.DataFrame, unit: str = "", rules: Mapping[str, ColumnRule] = RULES
-) -> DriftVerdict:
+def check_drift(current: pd.DataFrame, reference: pd.DataFrame, unit: str = "") -> DriftVerdict:
     """Compare two frames column by column."""
-    return judge(compare([TablePair(current, reference, unit)], rules))
+    return judge(compare([TablePair(current, reference, unit)]))
 
 
 def drift_in(path: Path, *compared: Any, **options: Any) -> DriftVerdict:
@@ -103,13 +100,6 @@ def test_a_number_that_never_changed_sends_no_page() -> None:
     assert check_drift(frame(seed=1), one_level).status == "drifted", "a new store is another matter"
 
 
-def test_half_a_spread_of_shift_is_found() -> None:
-    shifted = frame(seed=1).assign(value=lambda f: f["value"] * 1.6)
-    verdict = check_drift(shifted, frame())
-    assert (verdict.status, verdict.columns[0].name) == ("drifted", "value")
-    assert status(verdict, "size") == status(verdict, "store") == "ok"
-
-
 @pytest.mark.parametrize("rows", [0, 1, LEAST_UNITS - 1])
 def test_too_few_rows_are_no_verdict(rows: int) -> None:
     for verdict in (check_drift(frame(rows), frame()), check_drift(frame(), frame(rows))):
@@ -161,19 +151,11 @@ def test_losing_half_of_the_values_alarms_without_a_change_of_psi() -> None:
     assert found.psi < 0.02
 
 
-def test_a_few_infinite_numbers_are_missing_and_no_more() -> None:
-    some = frame(seed=1)
-    some.loc[:10, "value"] = np.inf
-    assert check_drift(some, frame()).status == "ok"
-
-
-def test_quiet_weeks_are_quiet(
-    events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
-) -> None:
+def test_quiet_weeks_are_quiet(events: Events, dataset: Callable[..., Path], day: Day) -> None:
     path = dataset(events(35))
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
     assert verdict.status == "ok", verdict.reason
-    some = drift_in(path, Window(day(29), day(33)), Window(day(0), day(28)), quick=True)
+    some = drift_in(path, Window(day(29), day(33)), Window(day(0), day(28)))
     assert some.status == "insufficient_data"
     assert some.reason.startswith("the window has baskets or requests on 4 days, a whole week (6 such days)")
 
@@ -181,7 +163,6 @@ def test_quiet_weeks_are_quiet(
 @pytest.mark.parametrize(
     ("change", "column"),
     [
-        (lambda f: f.assign(price=f["price"] * 1.5), "item_price"),
         (lambda f: f.assign(store_id=f["store_id"].replace("s0", "opened")), "store_id"),
         (lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2], "basket_size"),
     ],
@@ -194,7 +175,7 @@ def test_a_true_change_is_found_in_one_week(
     column: str,
 ) -> None:
     path = dataset(events(28), change(events(7, first_day=28)))
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
     assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
 
 
@@ -203,20 +184,20 @@ def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
 ) -> None:
     dear = events(10, first_day=35).assign(price=lambda f: f["price"] * 1.3)
     path, reference = dataset(events(35), dear), Window(day(0), day(28))
-    first = drift_in(path, Window(day(35), day(42)), reference, quick=True)
+    first = drift_in(path, Window(day(35), day(42)), reference)
     assert (first.status, first.columns[0].name) == ("drifted", "item_price")
-    later = drift_in(path, Window(day(38), day(45)), reference, quick=True)
+    later = drift_in(path, Window(day(38), day(45)), reference)
     assert later.since is not None
     assert day(35) <= later.since <= day(38), "one to four dear days tip a week over the line"
     assert later.reason.endswith(f"; since about {later.since:%Y-%m-%d}")
-    still = drift_in(path, Window(day(33)), reference, quick=True)
+    still = drift_in(path, Window(day(33)), reference)
     assert still.since is not None, "a longer window, and an open one"
     assert day(35) <= still.since <= day(38)
     assert later.place == "", "all departments alike"
-    quiet = drift_in(path, Window(day(28), day(35)), reference, quick=True)
+    quiet = drift_in(path, Window(day(28), day(35)), reference)
     assert (quiet.status, quiet.since) == ("ok", None)
     path = dataset(events(35), events(40, first_day=35).assign(price=lambda f: f["price"] * 1.3))
-    old = drift_in(path, Window(day(68), day(75)), reference, quick=True)
+    old = drift_in(path, Window(day(68), day(75)), reference)
     assert old.reason.endswith(f"; since before {day(75 - LOOK_BACK):%Y-%m-%d}")
 
 
@@ -226,7 +207,7 @@ def test_the_department_that_moved_most_is_named(
     number = events(7, first_day=28)["item_id"].str[1:].astype(int)
     dear = events(7, first_day=28).assign(price=lambda f: f["price"] * np.where(number % 3 == 1, 2, 1))
     path = dataset(events(28), dear)
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
     assert verdict.columns[0].name == "item_price"
     assert verdict.place == "department 'department 1'"
     assert "; most in department 'department 1'" in verdict.reason
@@ -239,41 +220,36 @@ def test_no_place_is_named_without_another_one_to_compare_with() -> None:
     assert moved_most("value", [TablePair(few.assign(value=lambda f: f["value"] * 2), few)]) == ""
 
 
-def test_a_new_taste_is_found_and_named(
-    events: Events, dataset: Callable[..., Path], day: Day, tmp_path: Path
-) -> None:
+def test_a_new_taste_is_found_and_named(events: Events, dataset: Callable[..., Path], day: Day) -> None:
     path = dataset(events(28), events(7, first_day=28, mix=PIES))
-    report = tmp_path / "reports" / "drift.html"
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)), report, quick=True)
+    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
     assert verdict.status == "drifted"
     assert verdict.columns[0].name == "category"
     assert verdict.columns[0].moved[0].label == "category 30"
     assert verdict.window.since == day(28)
-    assert "drifted" in report.read_text()
-    assert [file.name for file in report.parent.iterdir()] == ["drift.html"]
 
 
 def test_events_are_compared_with_the_training_data_of_the_bundle(
     events: Events, dataset: Callable[..., Path], day: Day, bundle: Path
 ) -> None:
     calm = dataset(events(7, first_day=28))
-    verdict = drift_in(calm, Window(), bundle, quick=True)
+    verdict = drift_in(calm, Window(), bundle)
     assert (verdict.status, verdict.reference.since is not None) == ("ok", True)
     assert "before the cut of bundle" in verdict.compared
     moved = dataset(events(7, first_day=28, mix=PIES))
-    assert drift_in(moved, Window(), bundle, quick=True).status == "drifted"
+    assert drift_in(moved, Window(), bundle).status == "drifted"
 
 
 def test_purchases_of_a_bundle_show_drift_of_embeddings(
     events: Events, dataset: Callable[..., Path], bundle: Path
 ) -> None:
-    calm = drift_in(dataset(events(7, first_day=28)), Window(), bundle, quick=True)
+    calm = drift_in(dataset(events(7, first_day=28)), Window(), bundle)
     assert status(calm, "basket_region") == "ok"
     other = np.where(np.arange(40) < 5, MIX / 6, MIX)  # the best-selling categories are rare now
-    moved = drift_in(dataset(events(7, first_day=28, mix=other)), Window(), bundle, quick=True)
+    moved = drift_in(dataset(events(7, first_day=28, mix=other)), Window(), bundle)
     assert status(moved, "basket_region") == "alarm", moved.column("basket_region")
     assert "basket_region" not in [
-        column.name for column in drift_in(dataset(events(14)), Window(), Window(), quick=True).columns
+        column.name for column in drift_in(dataset(events(14)), Window(), Window()).columns
     ], "another window has no bundle, so no vectors"
 
 
@@ -283,11 +259,11 @@ Records = Callable[..., list[Record]]
 def test_the_log_is_compared_with_the_evaluation(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
 ) -> None:
-    calm = drift_of_log(bundle, log(records(600, bundle_id, seed=5)), Window(), quick=True)
+    calm = drift_of_log(bundle, log(records(600, bundle_id, seed=5)), Window())
     assert (calm.status, calm.compared) == ("ok", f"answers of bundle {bundle_id} with its evaluation")
-    dear = drift_of_log(bundle, log(records(600, bundle_id, seed=5, price=1.6)), Window(), quick=True)
+    dear = drift_of_log(bundle, log(records(600, bundle_id, seed=5, price=1.6)), Window())
     assert (dear.status, dear.columns[0].name) == ("drifted", "item_price")
-    pies = drift_of_log(bundle, log(records(600, bundle_id, seed=5, mix=PIES)), Window(), quick=True)
+    pies = drift_of_log(bundle, log(records(600, bundle_id, seed=5, mix=PIES)), Window())
     assert (pies.status, pies.columns[0].name) == ("drifted", "basket_category")
 
 
@@ -304,7 +280,7 @@ def test_a_sample_is_of_all_parts_of_a_log(records: Records, sizes: tuple[int, .
     assert rest.min() > 0.15, "each fourth record may be of the same store"
 
 
-def test_of_many_answers_a_sample_is_compared(
+def test_of_many_answers_a_sample_is_compared_and_those_of_other_bundles_are_left_out(
     records: Records,
     log: Callable[..., Path],
     bundle: Path,
@@ -312,23 +288,15 @@ def test_of_many_answers_a_sample_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drift, "SAMPLE", 600)
-    for price, status in ((1.0, "ok"), (1.6, "drifted")):
-        path = log(records(1_800, bundle_id, seed=5, price=price))
-        assert 300 <= len(drift._answers_of({bundle_id}, path, Window())[0]) <= 600
-        assert drift_of_log(bundle, path, Window(), quick=True).status == status
+    path = log(records(1_800, bundle_id, seed=5))
+    assert 300 <= len(drift._answers_of({bundle_id}, path, Window())[0]) <= 600
+    assert drift_of_log(bundle, path, Window()).status == "ok"
     # Few answers of the champion among many of others are all compared.
     path = log(records(400, bundle_id, seed=5), records(1_800, "another", price=9))
-    found, others = drift._answers_of({bundle_id}, path, Window())
-    assert (len(found), others) == (400, 1_800)
-
-
-def test_answers_of_other_bundles_are_left_out(
-    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
-) -> None:
-    path = log(records(400, bundle_id, seed=5), records(300, "another", price=9))
-    verdict = drift_of_log(bundle, path, Window(), quick=True)
+    assert len(drift._answers_of({bundle_id}, path, Window())[0]) == 400
+    verdict = drift_of_log(bundle, path, Window())
     assert verdict.status == "ok"
-    assert "(300 answers of other bundles left out)" in verdict.compared
+    assert "(1800 answers of other bundles left out)" in verdict.compared
 
 
 def test_answers_of_a_refreshed_bundle_are_those_of_its_ranker(tmp_path: Path) -> None:
@@ -349,24 +317,15 @@ def test_an_earlier_window_of_the_log_can_be_the_reference(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, day: Day
 ) -> None:
     path = log(records(1_000, bundle_id, seed=5, price=2))
-    verdict = drift_of_log(bundle, path, Window(day(10)), Window(None, day(10)), quick=True)
+    verdict = drift_of_log(bundle, path, Window(day(10)), Window(None, day(10)))
     assert (verdict.status, verdict.reference.until) == ("ok", day(10))
-
-
-def test_two_replayed_days_are_no_verdict(
-    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
-) -> None:
-    path = log(records(900, bundle_id, seed=5, price=9, minutes=3))
-    verdict = drift_of_log(bundle, path, Window(), quick=True)
-    assert verdict.status == "insufficient_data"
-    assert "requests on 2 days" in verdict.reason
 
 
 def test_fallbacks_are_shown_and_no_reason_to_retrain(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
 ) -> None:
     mixed = [*records(400, bundle_id, seed=5), *records(400, bundle_id, seed=6, rung="popular")]
-    verdict = drift_of_log(bundle, log(mixed), Window(), quick=True)
+    verdict = drift_of_log(bundle, log(mixed), Window())
     assert (verdict.status, status(verdict, "rung")) == ("warn", "alarm")
 
 
@@ -376,11 +335,11 @@ def test_answers_without_features_are_no_verdict_about_them(
     made = records(600, bundle_id, seed=5)
     cached = [replace(record, features=record.features[:0]) for record in made]
     path = log(cached[:500], made[500:])
-    verdict = drift_of_log(bundle, path, Window(), quick=True)
+    verdict = drift_of_log(bundle, path, Window())
     assert {status(verdict, name) for name in ("rung", "store_id", "basket_category")} == {"ok"}
     assert verdict.status == "insufficient_data"
     assert verdict.reason.startswith("no feature could be compared: 100 baskets or requests in the window")
-    assert drift_of_log(bundle, log(made), Window(), quick=True).status == "ok"
+    assert drift_of_log(bundle, log(made), Window()).status == "ok"
 
 
 def test_an_empty_log_is_no_verdict(tmp_path: Path, bundle: Path) -> None:
@@ -403,23 +362,20 @@ def test_a_pipeline_gets_the_verdict_and_keeps_the_report(
     events: Events, dataset: Callable[..., Path], bundle: Path, tmp_path: Path
 ) -> None:
     path = dataset(events(7, first_day=28, mix=PIES))
-    verdict = measure_drift(bundle, path, "2024-01-29", "", tmp_path / "drift")
+    numbers, page, kept = Numbers(tmp_path / "numbers"), tmp_path / "page", tmp_path / "drift"
+    verdict = measure_drift(bundle, path, "2024-01-29", "", kept, numbers, page)
     assert verdict["status"] == "drifted"
-    assert {file.name for file in (tmp_path / "drift").iterdir()} == {"verdict.json", "report.html"}
+    assert {file.name for file in kept.iterdir()} == {"verdict.json", "report.html"}
+    assert numbers.logged == json.loads((tmp_path / "numbers").read_text())
+    assert max(numbers.logged, key=lambda name: numbers.logged[name]) == "psi.category"
+    assert "drifted" in page.read_text()
+    assert page.stat().st_size > 100_000, "the charts are missing"
     # A recurring run gives a home, and no window: its champion, and the week before the end of the data.
     home = tmp_path / "home"
     shutil.copytree(bundle, home / "bundles" / "b")
     bundle_id = read_manifest(bundle)["bundle_id"]
     write_champion(home, Champion(bundle_id, "1", "recommender", "bundles/b", "2024-01-29", ""))
-    assert measure_drift(home, path, "", "", tmp_path / "again")["status"] == "drifted"
-    seen = json.loads((tmp_path / "again" / "verdict.json").read_text())["window"]
+    assert measure_drift(home, path, "", "", kept, numbers, page)["status"] == "drifted"
+    seen = json.loads((kept / "verdict.json").read_text())["window"]
     end = events(7, first_day=28, mix=PIES)["at"].max()
     assert datetime.fromisoformat(seen["since"]) == end - timedelta(days=7)
-    numbers, page = SimpleNamespace(path=str(tmp_path / "numbers")), SimpleNamespace(path=tmp_path / "page")
-    logged = dict[str, float]()
-    numbers.log_metric = logged.__setitem__
-    assert show(verdict, tmp_path / "drift", numbers, page) is verdict
-    assert logged == json.loads((tmp_path / "numbers").read_text())
-    assert max(logged, key=lambda name: logged[name]) == "psi.category"
-    assert "drifted" in page.path.read_text()
-    assert page.path.stat().st_size > 100_000, "the charts are missing"

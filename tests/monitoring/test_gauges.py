@@ -41,7 +41,7 @@ def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauge
     )
     gauges.show_drift("labels", VERDICT)
     gauges.show_drift("purchases", VERDICT)
-    gauges.show_nothing("labels")
+    gauges.show_drift("labels", None)
     assert _value(gauges, "drift_psi_ratio", look="labels", column="item_price") is None
     assert _value(gauges, "drift_psi_ratio", look="purchases", column="item_price") == pytest.approx(3)
     gauges.show_drift("purchases", replace(VERDICT, columns=(HOUR,)))

@@ -1,4 +1,4 @@
-"""Items that accounts push are found, and the honest weeks of the toy shop are quiet."""
+"""Items that accounts push are found, and honest weeks are quiet."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,12 +42,6 @@ def test_an_item_in_one_percent_of_the_baskets_is_found() -> None:
     assert str(jump).startswith(f"{worst} 0.0")
 
 
-def test_a_new_item_jumps_from_nothing() -> None:
-    lines = shop(users=1_000, items=2_000, weeks=10)
-    (jump,) = find_jumps(poisoned(lines, "new", 20), lines["at"].max(), WINDOW, SMALL) or []
-    assert (jump.item_id, jump.before) == ("new", 0.0)
-
-
 def test_a_promotion_raises_an_item_in_large_baskets_and_is_no_push() -> None:
     lines = shop(users=1_000, items=2_000, weeks=10)
     end = lines["at"].max()
@@ -55,18 +49,6 @@ def test_a_promotion_raises_an_item_in_large_baskets_and_is_no_push() -> None:
     lines = pd.concat([lines, promoted])
     assert [jump.item_id for jump in find_jumps(lines, end, WINDOW) or []] == ["cheap"]
     assert find_jumps(lines, end, WINDOW, SMALL) == []
-
-
-def test_honest_weeks_are_quiet() -> None:
-    """At most 0.5 % of the windows may alarm: of these 190, one."""
-    loud = 0
-    for seed in range(10):
-        lines = shop(users=60, items=80, weeks=28, seed=seed)
-        for back in range(19):
-            jumps = find_jumps(lines, lines["at"].max() - back * WINDOW, WINDOW)
-            assert jumps is not None
-            loud += bool(jumps)
-    assert loud <= 1
 
 
 def test_the_false_alarm_rate_holds_for_counts_that_vary_more_than_poisson_s() -> None:
@@ -100,7 +82,7 @@ def test_closed_weeks_are_left_out() -> None:
     closed = ((end - lines["at"]) // WINDOW).isin([2, 3])
     assert find_jumps(lines[~closed], end, WINDOW) == []
     found = find_jumps(poisoned(lines[~closed], "new", 12), end, WINDOW) or []
-    assert [jump.item_id for jump in found] == ["new"]
+    assert [(jump.item_id, jump.before) for jump in found] == [("new", 0.0)]
 
 
 def test_a_pipeline_shows_the_items_that_jumped(tmp_path: Path) -> None:

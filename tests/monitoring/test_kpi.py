@@ -87,6 +87,7 @@ def test_figures_are_cut_by_rung_and_store() -> None:
 
 def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:
     until = START + pd.Timedelta(weeks=10)
+    assert find_drops(_sessions(5_000, weeks=4.0), START + pd.Timedelta(weeks=4), 24) == [], "too short"
     quiet = [_sessions(20_000, weeks=10.0, degraded=0.0, seed=seed) for seed in range(10)]
     drops = [drop for sessions in quiet for drop in find_drops(sessions, until, 24)]
     assert len(drops) == 10 * len(EARNED)
@@ -193,10 +194,6 @@ def test_bundles_with_one_ranker_are_compared_with_each_other() -> None:
     nightly = sessions.assign(bundle_id=days.astype(str))
     assert fit_drops(nightly, until, 24) == []
     assert {drop.figure for drop in fit_drops(nightly, until, 24, set(nightly["bundle_id"]))} == {*CONCEPT}
-
-
-def test_a_short_history_has_no_drops() -> None:
-    assert find_drops(_sessions(5_000, weeks=4.0), START + pd.Timedelta(weeks=4), 24) == []
 
 
 def test_exposure_counts_items_and_places() -> None:

@@ -60,28 +60,16 @@ def test_evidently_and_our_own_psi_agree(measured: Measured) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_has_the_verdict_on_top_and_the_charts_below(measured: Measured, tmp_path: Path) -> None:
-    write_report(tmp_path / "report.html", verdict(), measured.charts)
-    page = (tmp_path / "report.html").read_text()
-    assert page.index("<h1") < page.index("nearest to their alarm lines") < page.index("all 7 columns")
-    assert len(page) > 1_000_000  # plotly is inlined: the page opens without a network
-    assert '<script src="http' not in page
-
-
-@pytest.mark.slow
-def test_html_in_the_data_does_not_run_in_the_page(measured: Measured, tmp_path: Path) -> None:
-    write_report(tmp_path / "report.html", verdict(), measured.charts)
-    assert SCRIPT not in (tmp_path / "report.html").read_text()
-    assert "alert('x')" in (tmp_path / "report.html").read_text().replace("&#x27;", "'")
-
-
-def test_the_page_is_complete_without_charts(tmp_path: Path) -> None:
-    write_report(tmp_path / "reports" / "report.html", verdict())
+def test_the_page_has_the_verdict_on_top_and_charts_below_that_need_no_network(
+    measured: Measured, tmp_path: Path
+) -> None:
+    write_report(tmp_path / "reports" / "report.html", verdict(), measured.charts)
     page = (tmp_path / "reports" / "report.html").read_text()
-    for text in ("drifted", "category", "alarms at", "the beginning until now", "PSI", "KL"):
-        assert text in page
-    assert SCRIPT not in page
-    assert [file.name for file in (tmp_path / "reports").iterdir()] == ["report.html"]
+    assert page.index("<h1") < page.index("nearest to their alarm lines") < page.index("all 7 columns")
+    assert len(page) > 1_000_000  # plotly is inlined
+    assert '<script src="http' not in page
+    assert SCRIPT not in page, "HTML in the data does not run"
+    assert "alert('x')" in page
 
 
 def test_a_column_that_was_not_compared_has_dashes(tmp_path: Path) -> None:

@@ -89,20 +89,6 @@ def test_a_thousand_answers_are_equal_bit_by_bit(served: Path, toy_line: Path) -
     assert found.score_error <= 1e-6
 
 
-def test_events_after_the_answer_do_not_count(served: Path, toy_line: Path) -> None:
-    """Some answers precede late events of their own past: the test above covers such events."""
-    log = pq.read_table(served / "prediction_log" / "segment.parquet")
-    archive = read_archive(served / "offline_store" / EVENTS)
-    overtaken = 0
-    for record in log.slice(0, 200).drop_columns(["features"]).to_pylist():
-        if record["row_version"] is not None:
-            own = archive.filter(pc.equal(archive["user_id"], record["user_id"] or ""))
-            early = pc.less(own["at"], pa.scalar(record["at"]))
-            newer = pc.greater(own["version"], record["row_version"])
-            overtaken += bool(pc.any(pc.and_(early, newer)).as_py())
-    assert overtaken > 20
-
-
 def test_a_changed_archive_is_found_and_the_feature_named(
     served: Path, toy_line: Path, tmp_path: Path
 ) -> None:
@@ -141,25 +127,13 @@ def test_an_empty_log_is_no_skew(served: Path, toy_line: Path, tmp_path: Path) -
     )
 
 
-def test_a_home_without_archive_or_with_a_damaged_note_is_refused(tmp_path: Path) -> None:
+def test_a_home_without_archive_is_refused(tmp_path: Path) -> None:
     note = tmp_path / "online_store.json"
     with pytest.raises(FileNotFoundError, match="reco run"):
         replay_home(tmp_path, tmp_path / "bundle", 10)
-    for text in ("", "{", "{}", "[]", '{"created_at": 7}'):
-        note.write_text(text)
-        with pytest.raises(ValueError, match=r"online_store.json does not say when"):
-            replay_home(tmp_path, tmp_path / "bundle", 10)
     note.write_text('{"created_at": "2020-01-01T00:00:00Z"}')
     with pytest.raises(FileNotFoundError, match=r"events holds no events to compute from: `reco run`"):
         replay_home(tmp_path, tmp_path / "bundle", 10)
-
-
-def test_the_log_may_lie_elsewhere(
-    served: Path, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (served / "online_store.json").write_text('{"created_at": "2020-01-01T00:00:00Z"}')
-    monkeypatch.setenv("RECO_LOG_DIR", str(tmp_path))
-    assert replay_home(served, toy_line / "evaluated", 50).compared == 0
 
 
 def test_a_log_of_other_features_is_refused(served: Path, toy_line: Path, tmp_path: Path) -> None:

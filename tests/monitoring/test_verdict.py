@@ -37,8 +37,8 @@ def test_a_wide_spread_lifts_the_lines() -> None:
 
 
 def test_a_column_that_is_only_shown_never_pages() -> None:
-    verdict = judge([comparison("weekday")], {"weekday": 1.07})
-    assert (verdict.column("weekday").status, verdict.status, verdict.failed) == ("alarm", "warn", False)
+    verdict = judge([comparison("hour")], {"hour": 1.07})
+    assert (verdict.column("hour").status, verdict.status, verdict.failed) == ("alarm", "warn", False)
     assert "shown only" in verdict.reason
 
 
@@ -67,17 +67,13 @@ def test_too_little_data_is_no_verdict_about_drift() -> None:
 def test_the_most_urgent_column_comes_first_and_is_named_with_its_moved_bins() -> None:
     moved = replace(comparison(), histogram=Histogram("category", ("pies", "milk"), np.array([30, 70]), SAME))
     verdict = judge(
-        [comparison("weekday"), comparison("item_price"), moved],
-        {"weekday": 2, "item_price": 0.07, "category": 0.17},
+        [comparison("hour"), comparison("item_price"), moved],
+        {"hour": 2, "item_price": 0.07, "category": 0.17},
     )
-    assert [column.name for column in verdict.columns] == ["category", "weekday", "item_price"]
+    assert [column.name for column in verdict.columns] == ["category", "hour", "item_price"]
     assert verdict.reason.startswith(
         "category PSI 0.170 (alarm line 0.100, noise 0.010): share of 'pies' 50.00% -> 30.00%; "
     )
-
-
-def test_without_numbers_the_psi_is_computed_here() -> None:
-    assert judge([comparison()]).column("category").psi == 0
 
 
 def test_a_verdict_is_json() -> None:
@@ -88,7 +84,3 @@ def test_a_verdict_is_json() -> None:
         read["columns"][0]
     )
     assert DriftVerdict("ok", "", "", Window(), Window(), ()).to_dict()["columns"] == []
-
-
-def test_every_rule_has_its_own_reason() -> None:
-    assert len({rule.reason for rule in RULES.values()}) == len(RULES)

@@ -15,7 +15,6 @@ from monitoring.windows import (
     REFERENCE_LOG,
     Embeddings,
     EventFrames,
-    TablePair,
     Window,
     bundle_categories,
     bundle_reference,
@@ -102,32 +101,6 @@ def test_a_day_without_a_midnight_or_with_two_is_a_day(zone: str, day: str) -> N
     assert EventFrames.of(events, zone).baskets["date"].tolist() == [pd.Timestamp(day)]
 
 
-def weekdays(current: pd.DataFrame, reference: pd.DataFrame) -> TablePair:
-    return event_tables(EventFrames.of(current, "UTC"), EventFrames.of(reference, "UTC"))[2]
-
-
-def days_of(events: pd.DataFrame) -> np.ndarray:
-    return (events["at"].dt.normalize() - pd.Timestamp("2024-01-01", tz="UTC")).dt.days.to_numpy()
-
-
-def test_a_closed_day_and_a_short_window_do_not_move_the_weekdays(events: Events) -> None:
-    frame = events(28).assign(category="x", department="d")
-    week = events(10, first_day=28).assign(category="x", department="d")
-    few = (days_of(week) == 28) & (np.arange(len(week)) % 20 > 0)  # Monday: closed but for a handful
-    table = weekdays(week[~few], frame)
-    kept = table.current.groupby("weekday")["basket_id"].nunique()
-    # The second Monday is open; Tuesday and Wednesday are there twice and count once.
-    assert kept.to_dict() == dict.fromkeys(["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], 60)
-    assert table.reference["weekday"].nunique() == 7
-
-
-def test_a_weekday_without_an_open_day_is_not_compared(events: Events) -> None:
-    frame = events(28).assign(category="x", department="d")
-    week = events(7, first_day=28).assign(category="x", department="d")
-    table = weekdays(week[days_of(week) != 28], frame)
-    assert "Mon" not in set(table.current["weekday"]) | set(table.reference["weekday"])
-
-
 def test_an_empty_window_has_tables_without_rows(events: Events) -> None:
     frame = events(28).assign(category="x", department="d")
     for table in event_tables(EventFrames.of(frame[:0], "UTC"), EventFrames.of(frame, "UTC")):
@@ -200,12 +173,6 @@ def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
         assert frame.groupby("request").size().value_counts(normalize=True).to_dict() == {1: 0.5, 4: 0.5}
 
 
-def test_an_empty_log_has_tables_without_rows(records: Callable[..., list[Record]]) -> None:
-    nothing, some = records_to_table([], []), records_to_table(records(5), FEATURES)
-    for table in log_tables(nothing, some, {}, embeddings()):
-        assert len(table.current) == 0
-
-
 def test_a_bundle_holds_its_reference(bundle: Path) -> None:
     assert len(bundle_reference(bundle, REFERENCE_LOG)) == 900
     assert bundle_reference(bundle, REFERENCE_EVENTS).to_pandas()["category"].nunique() == 40
@@ -217,9 +184,3 @@ def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
     seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
     with pytest.raises(FileNotFoundError, match="evaluate it first"):
         bundle_reference(bundle, REFERENCE_LOG)
-
-
-def test_a_table_can_be_narrowed() -> None:
-    frame = pd.DataFrame({"a": [1], "b": [2], "basket_id": ["x"]})
-    table = TablePair(frame, frame, "basket_id").only(["a", "c"])
-    assert list(table.current) == ["a", "basket_id"]

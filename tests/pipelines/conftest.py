@@ -53,14 +53,11 @@ def add_up(numbers: Input[Dataset], cut: str, fail_while: str, total: Output[Mod
 
 
 @step
-def report(total: Input[Model], die: str, wait_s: float) -> str:
-    """Print the total; or exit; or take long."""
-    import os
+def report(total: Input[Model], wait_s: float) -> str:
+    """Print the total, or take long."""
     import time
     from pathlib import Path
 
-    if die:
-        os.kill(os.getpid(), int(die))
     time.sleep(wait_s)
     return Path(total.path, "total.txt").read_text()
 
@@ -70,12 +67,11 @@ def sums(
     count: int = 4,
     times: dict[str, Any] = {},  # noqa: B006 - as in pipelines.training
     fail_while: str = "",
-    die: str = "",
     wait_s: float = 0.0,
 ) -> None:
     numbers = make_numbers(count=count, params=times)
     total = add_up(numbers=numbers.outputs["numbers"], cut=numbers.outputs["Output"], fail_while=fail_while)
-    report(total=total.outputs["total"], die=die, wait_s=wait_s)
+    report(total=total.outputs["total"], wait_s=wait_s)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ def test_each_week_has_its_row(
     events: Events, dataset: Callable[..., Path], day: Callable[[int], datetime]
 ) -> None:
     data = read_dataset(dataset(events(28), events(7, first_day=28, mix=PIES)))
-    weeks = drift_by_week(data, Window(day(0), day(28)), ["category", "weekday"])
+    weeks = drift_by_week(data, Window(day(0), day(28)), ["category", "hour"])
     category = weeks[weeks["column"] == "category"]
     mondays = [f"2024-01-{number:02d}" for number in (1, 8, 15, 22, 29)]
     assert category["week"].tolist() == mondays
@@ -108,7 +108,7 @@ def test_the_result_is_written(toy_line: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_real_year_alarms_in_its_known_weeks_only(tmp_path: Path) -> None:
-    """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks, spikes and closed days do not."""
+    """Easter, Memorial Day, Thanksgiving and Christmas alarm; quiet weeks and spikes do not."""
     from components.data.complete_journey import read_complete_journey
     from feature_repo.events import complete_columns, write_dataset
 
@@ -125,7 +125,7 @@ def test_the_real_year_alarms_in_its_known_weeks_only(tmp_path: Path) -> None:
         "2017-01-02",
         "2017-03-05",
     )
-    weeks = drift_by_week(data, reference, ["category", "item_price", "weekday"])
+    weeks = drift_by_week(data, reference, ["category", "item_price"])
     weeks["number"] = (pd.to_datetime(weeks["week"]) - pd.Timestamp("2017-01-02")).dt.days // 7 + 2
     table = weeks.pivot(index="number", columns="column")
     category, alarms = table["psi"]["category"], table["status"]["category"] == "alarm"
@@ -136,7 +136,5 @@ def test_the_real_year_alarms_in_its_known_weeks_only(tmp_path: Path) -> None:
     assert alarms[[16, 22, 48, 52]].all()
     assert (table["status"]["category"][quiet] == "ok").all()
     assert category[quiet].max() < 0.045
-    # One-week price spikes and the Monday on which the shop was closed are no alarms.
+    # One-week price spikes are no alarms.
     assert (table["status"]["item_price"][[9, 13, 26, 39]] == "ok").all()
-    assert table["status"]["weekday"][53] == "ok"
-    assert table["psi"]["weekday"][53] < 0.01

@@ -62,7 +62,7 @@ def test_a_file_of_requests_is_answered_line_by_line(shop: Path, tmp_path: Path)
 def test_an_invalid_question_is_refused_before_the_bundle_is_opened(
     shop: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setattr("pipelines.cli.ask.open_champion", None)  # a call would be another error
+    monkeypatch.setattr("serving.answer.recommender.open_recommender", None)  # a call would be another error
     done = reco(shop, *command, "--at", "nope")
     assert (done.exit_code, "at must be an ISO 8601 time" in done.output) == (2, True)
 

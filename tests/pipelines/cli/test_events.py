@@ -45,28 +45,6 @@ def test_one_invalid_line_refuses_the_whole_file_with_its_number(tmp_path: Path)
     assert "nothing was written; invalid lines: 2" in refused.output
 
 
-def test_an_unwritable_fact_store_exits_as_unavailable(tmp_path: Path) -> None:
-    (tmp_path / "facts.db").write_bytes(b"no database" * 100)
-    (tmp_path / "facts.jsonl").write_text(PRICE)
-    refused = reco(tmp_path, "facts", str(tmp_path / "facts.jsonl"))
-    assert refused.exit_code == 3
-    assert "facts.db cannot be used" in refused.output
-
-
-@pytest.mark.slow
-def test_the_next_answer_follows_the_facts_of_the_file(home: Path, tmp_path: Path) -> None:
-    place = tmp_path / "shop"
-    shutil.copytree(home, place, symlinks=True)
-    ask = ("recommend", "--basket", "item-002", "--at", "2024-06-10T00:00:00Z", "--output", "json")
-    first, second = (item["item_id"] for item in json.loads(reco(place, *ask).stdout)["items"][:2])
-    file = tmp_path / "facts.jsonl"
-    file.write_text(SOLD_OUT.replace("item-001", first) + "\n" + PRICE.replace("item-001", second))
-    assert reco(place, "facts", str(file)).exit_code == 0
-    items = json.loads(reco(place, *ask).stdout)["items"]
-    assert first not in {item["item_id"] for item in items}
-    assert {item["item_id"]: item["price"] for item in items if "price" in item} == {second: 2.5}
-
-
 def test_forgetting_a_shopper_does_not_print_the_user_id(tmp_path: Path) -> None:
     file = tmp_path / "facts.jsonl"
     coupon = {**json.loads(PRICE), "fact": "coupon", "value": "TEA", "user_id": "somebody"}

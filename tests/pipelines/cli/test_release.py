@@ -101,15 +101,6 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     assert (broken.exit_code, "line 1 of the history cannot be read" in broken.output) == (1, True)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_an_invalid_registry_gives_an_error_without_traceback(tmp_path: Path) -> None:
-    (tmp_path / "mlflow.db").write_text("hello" * 300)
-    done = reco(tmp_path, "models")
-    assert done.exit_code == 3
-    assert "file is not a database" in done.output
-
-
 @pytest.mark.parametrize("command", ["promote", "rollback"])
 def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
     (tmp_path / "mlflow.db").write_text("not read: the lock comes first")

@@ -33,7 +33,7 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "write_bytes", write)
     done = reco(tmp_path, "rules", "init")
-    assert (done.exit_code, "free some space" in done.output) == (3, True)
+    assert (done.exit_code, "No space left" in done.output) == (3, True)
     assert not list(tmp_path.glob("*rules*"))
 
 

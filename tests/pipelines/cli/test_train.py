@@ -11,7 +11,7 @@ import pytest
 from components.home import Running, announced, locked
 from pipelines.run.graph import Spec, step_names
 from pipelines.run.runs import Run, Size, new_run
-from pipelines.run.submit import Mount, Scheduled, Submitted
+from pipelines.run.submit import Kubeflow, Mount, Submitted
 from pipelines.training import LAPTOP_TEACHERS, TEACHERS
 from tests.pipelines.cli.conftest import answered, reco
 
@@ -20,6 +20,19 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     done = reco(tmp_path, "runs")
     assert (done.exit_code, done.output) == (0, f"no runs yet: reco --home {tmp_path} run\n")
     assert json.loads(reco(tmp_path, "runs", "--output", "json").output) == []
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of the runs that would have been started."""
+    launched: list[dict[str, Any]] = []
+
+    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
+        launched.append(arguments)
+        return new_run(home, pipeline, arguments, ["promote-bundle"])
+
+    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+    return launched
 
 
 @pytest.mark.parametrize(
@@ -36,15 +49,13 @@ def test_listing_no_runs_succeeds(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_fills_the_redis_of_the_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: str, params: list[str], filled: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[dict[str, Any]],
+    served: str,
+    params: list[str],
+    filled: str | None,
 ) -> None:
-    launched: list[dict[str, Any]] = []
-
-    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
-        launched.append(arguments)
-        return new_run(home, pipeline, arguments, ["promote-bundle"])
-
-    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
     monkeypatch.setenv("RECO_STORE_URL", served)
     done = reco(tmp_path, "run", "--data", "toy", *(word for one in params for word in ("--param", one)))
     if filled is None:
@@ -94,14 +105,7 @@ def test_a_run_is_not_fast_and_full(tmp_path: Path) -> None:
     assert (done.exit_code, "give one" in done.output) == (2, True)
 
 
-def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[dict[str, Any]] = []
-
-    def start(home: Path, pipeline: str, spec: object, arguments: dict[str, Any], *_: object) -> Run:
-        launched.append(arguments)
-        return new_run(home, pipeline, arguments, ["promote-bundle"])
-
-    monkeypatch.setattr("pipelines.run.local_run.start_run", start)
+def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, launched: list[dict[str, Any]]) -> None:
     running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
         assert reco(tmp_path, "run", "--data", "toy").exit_code == 0
@@ -112,7 +116,7 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
     launched: list[dict[str, Any]] = []
     pipelines: list[str] = []
 
-    def submit(pipeline: Any, host: str, arguments: dict[str, Any], *_: object) -> Submitted:
+    def submit(pipeline: Any, cluster: Kubeflow, arguments: dict[str, Any]) -> Submitted:
         launched.append(arguments)
         pipelines.append(pipeline.name)
         return Submitted("r1", "url", "p1", "v1", "PENDING")
@@ -165,17 +169,21 @@ def test_a_schedule_watches_the_champion_of_the_volume(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def schedule(pipeline: Any, *given: Any) -> Scheduled:
+    def schedule(pipeline: Any, *given: Any) -> dict[str, Any]:
         asked.append((pipeline.name, *given))
-        return Scheduled("s1", "url", "p1", "v1", 0)
+        return {"url": "url", "replaced": 0}
+
+    def equip(pipeline: Any, image: str, mount: Mount) -> Any:
+        assert mount == Mount("reco", "/mnt/reco")
+        return pipeline
 
     monkeypatch.setattr("pipelines.run.submit.schedule_pipeline", schedule)
+    monkeypatch.setattr("pipelines.run.submit.equipped", equip)
     common = ["schedule", "--host", "http://kfp", "--data", "/mnt/reco/offline_store"]
     assert reco(tmp_path, *common, "--volume", "reco").exit_code == 0
-    [(name, host, arguments, cron, *_, mount)] = asked
-    assert (name, host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
+    [(name, cluster, arguments, cron)] = asked
+    assert (name, cluster.host, cron) == ("watch", "http://kfp", "0 0 6 * * *")
     assert arguments == {"bundle": "/mnt/reco", "data": "/mnt/reco/offline_store", "log": ""}
-    assert mount == Mount("reco", "/mnt/reco")
     for more, said in (
         ([], "needs --volume"),
         (["--volume", "reco", "--cron", "0 6 * * *"], "5 fields, expected six"),

@@ -6,16 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from pipelines.cli.shell import main
 from pipelines.inspect.preview_rules import check_rules
 from serving.shop.rules_file import MAX_BYTES
-
-
-def reco(home: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(home), "rules", *arguments])
-
+from tests.pipelines.cli.conftest import reco
 
 BROKEN = """\
 ban:
@@ -29,7 +23,7 @@ pin:
 def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(BROKEN)
-    done = reco(tmp_path, "check", str(file))
+    done = reco(tmp_path, "rules", "check", str(file))
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert lines[1].split()[:2] == ["2", "error"]
@@ -37,7 +31,7 @@ def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> No
     assert "a rule of ban has no 'item': did you mean 'items'?" in lines[2]
     assert "until is not after from" in lines[3]
     assert lines[4] == f"{file}: not taken: the rules that were last read stay in force"
-    done = reco(tmp_path, "check", str(file), "--output", "json")
+    done = reco(tmp_path, "rules", "check", str(file), "--output", "json")
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert found["taken"] is False
@@ -51,16 +45,16 @@ def test_each_mistake_has_its_line_and_the_file_is_refused(tmp_path: Path) -> No
 def test_without_a_champion_names_are_not_checked(tmp_path: Path) -> None:
     text = "ban:\n  - {name: a, types: [anything], until: 2020-01-01}\n  - {name: b, items: [x]}\n"
     (tmp_path / "rules.yaml").write_text(text)
-    done = reco(tmp_path, "check")
+    done = reco(tmp_path, "rules", "check")
     assert done.exit_code == 0
     said = "2 rules (1 now, 0 later, 1 over); no champion here, items and names were not looked up"
     assert done.stdout == f"{tmp_path / 'rules.yaml'}: {said}\n"
 
 
 def test_a_missing_or_an_oversized_file_is_refused(tmp_path: Path) -> None:
-    assert reco(tmp_path, "check").exit_code == 2
-    assert f"write one with `reco --home {tmp_path} rules init`" in reco(tmp_path, "check").output
-    assert reco(tmp_path, "check", str(tmp_path / "nothing")).exit_code == 2
+    assert reco(tmp_path, "rules", "check").exit_code == 2
+    assert f"write one with `reco --home {tmp_path} rules init`" in reco(tmp_path, "rules", "check").output
+    assert reco(tmp_path, "rules", "check", str(tmp_path / "nothing")).exit_code == 2
     file = tmp_path / "rules.yaml"
     with file.open("wb") as stream:
         stream.truncate(MAX_BYTES + 1)
@@ -73,7 +67,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("ban:\n  - {name: a, items: [x]}\n",))
     writer.start()
-    done = reco(tmp_path, "check", str(pipe))
+    done = reco(tmp_path, "rules", "check", str(pipe))
     writer.join()
     assert (done.exit_code, "1 rules (1 now" in done.stdout) == (0, True), done.output
 
@@ -82,7 +76,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 def test_a_name_unknown_to_the_champion_is_a_warning(home: Path) -> None:
     text = "ban:\n  - {name: a, items: [item-003, nothing]}\n  - {name: b, manufacturers: [Maker 1]}\n"
     (home / "rules.yaml").write_text(text)
-    done = reco(home, "check")
+    done = reco(home, "rules", "check")
     assert done.exit_code == 0
     assert "warning  of 2 items, 1 not in this catalogue: nothing" in done.stdout
     assert "maker" not in done.stdout.lower(), "the bundle knows its manufacturers"
@@ -92,7 +86,7 @@ def test_a_name_unknown_to_the_champion_is_a_warning(home: Path) -> None:
 def test_an_answer_is_shown_before_and_after(home: Path) -> None:
     asked = ("--basket", "item-002,item-004", "--at", "2024-06-10T00:00:00Z", "--store", "store-0", "-k", "5")
     (home / "rules.yaml").write_text("")
-    usual = json.loads(reco(home, "preview", *asked, "--output", "json").stdout)
+    usual = json.loads(reco(home, "rules", "preview", *asked, "--output", "json").stdout)
     assert (
         [one["slot"] for one in usual["items"]]
         == [one["slot_before"] for one in usual["items"]]
@@ -103,7 +97,7 @@ def test_an_answer_is_shown_before_and_after(home: Path) -> None:
         f"ban:\n  - {{name: recall, items: [{before[0]}]}}\n"
         "pin:\n  - {name: campaign, item: item-079, slot: 1, stores: [store-0]}\n"
     )
-    found = json.loads(reco(home, "preview", *asked, "--output", "json").stdout)
+    found = json.loads(reco(home, "rules", "preview", *asked, "--output", "json").stdout)
     assert [one["item_id"] for one in found["before"]["items"]] == before
     after = [one["item_id"] for one in found["after"]["items"]]
     assert after[0] == "item-079"
@@ -113,11 +107,11 @@ def test_an_answer_is_shown_before_and_after(home: Path) -> None:
     assert rows[before[0]] == (None, 1, "banned by recall")
     assert rows[after[1]][0] == 2
     assert rows[before[1]][1] == 2
-    done = reco(home, "preview", *asked)
+    done = reco(home, "rules", "preview", *asked)
     assert done.exit_code == 0
     [gone] = [line for line in done.stdout.splitlines() if "banned by recall" in line]
     assert gone.split()[:3] == ["-", "1", before[0]]
-    elsewhere = reco(home, "preview", *asked[:-4], "--store", "store-1", "-k", "5").stdout
+    elsewhere = reco(home, "rules", "preview", *asked[:-4], "--store", "store-1", "-k", "5").stdout
     assert "pinned by" not in elsewhere
 
 
@@ -126,10 +120,10 @@ def test_a_rules_file_that_is_not_served_can_be_previewed(home: Path, tmp_path: 
     draft = tmp_path / "draft.yaml"
     draft.write_text("pin:\n  - {name: draft, item: item-079, slot: 2}\n")
     (home / "rules.yaml").write_text("pin:\n  - {name: served, item: item-078, slot: 2}\n")
-    said = reco(home, "preview", "--file", str(draft), "--at", "2024-06-10").stdout
+    said = reco(home, "rules", "preview", "--file", str(draft), "--at", "2024-06-10").stdout
     assert "pinned by draft" in said
     assert "served" not in said
     draft.write_text(BROKEN)
-    done = reco(home, "preview", "--file", str(draft))
+    done = reco(home, "rules", "preview", "--file", str(draft))
     assert done.exit_code == 1
     assert f"{draft} is not taken: `reco --home {home} rules check {draft}` says why" in done.output

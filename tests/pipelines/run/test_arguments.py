@@ -57,7 +57,7 @@ def test_passwords_travel_in_the_environment() -> None:
 
 def test_an_absent_argument_gets_the_default(spec: Spec) -> None:
     arguments = complete_arguments(spec, {"count": 7})
-    assert arguments == {"count": 7, "times": {}, "fail_while": "", "die": "", "wait_s": 0.0}
+    assert arguments == {"count": 7, "times": {}, "fail_while": "", "wait_s": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.run.graph import Outputs, Spec, WiringChanged, downstream, step_alone, step_names
 
-DEFAULTS = {"count": 3, "times": {"times": 2}, "fail_while": "", "die": "", "wait_s": 0.0}
+DEFAULTS = {"count": 3, "times": {"times": 2}, "fail_while": "", "wait_s": 0.0}
 
 
 def test_the_order_follows_the_wiring(spec: Spec) -> None:

@@ -3,12 +3,10 @@
 import contextlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ import pytest
 from components.home import Conflict, locked
 from pipelines.run.arguments import ArgumentsInvalid, complete_arguments
 from pipelines.run.graph import Spec, WiringChanged
-from pipelines.run.local_run import StepFailed, cause_of, code_hash, resume_run, start_run
-from pipelines.run.runs import Run, find_run, list_runs, new_run
+from pipelines.run.local_run import StepFailed, resume_run, start_run
+from pipelines.run.runs import Run, find_run, list_runs
 from pipelines.run.step_process import StepProcess, StepServer
 from tests.chaos.procs import eventually
 
@@ -113,16 +111,10 @@ def test_one_step_alone_makes_the_later_ones_stale(tmp_path: Path, spec: Spec) -
     with pytest.raises(WiringChanged, match="--resume without --only makes it again"):
         resume(tmp_path, spec, only="report")
     assert find_run(tmp_path, "last").status == "done", "a step that cannot start changes no record"
+    _, said = resume(tmp_path, spec)
+    assert [line.split()[1] for line in said.splitlines()[1:]] == ["add-up", "report"], "all after it, too"
     with pytest.raises(ArgumentsInvalid, match="has no step 'ad-up': did you mean 'add-up'"):
         resume(tmp_path, spec, only="ad_up")
-
-
-def test_a_removed_artifact_is_made_again_and_all_after_it(tmp_path: Path, spec: Spec) -> None:
-    run, _ = start(tmp_path, spec)
-    (run.artifacts("make-numbers") / "numbers").rename(tmp_path / "gone")
-    run, said = resume(tmp_path, spec)
-    assert [line.split()[1] for line in said.splitlines()[1:]] == ["make-numbers", "add-up", "report"]
-    assert run.status == "done"
 
 
 def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spec) -> None:
@@ -133,62 +125,17 @@ def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spe
     assert f"reco --home {tmp_path} promote --dry-run" in told
 
 
-def keep(monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    monkeypatch.setattr("pipelines.run.local_run.KEPT_RUNS", runs)
-
-
 def test_only_the_newest_runs_keep_their_artifacts_and_a_resumed_one(
     tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep(monkeypatch, 1)
+    monkeypatch.setattr("pipelines.run.local_run.KEPT_RUNS", 1)
     (older, first), (newer, second) = start(tmp_path, spec), start(tmp_path, spec)
     assert "artifacts of older runs removed" not in first
     assert f"artifacts of older runs removed ({older.run_id})" in second
-    assert re.search(r"3 steps, about [\d.]+ s to go$", second.splitlines()[0]), "as long as the first took"
     assert newer.outputs()
     assert not (older.folder / "artifacts").exists()
     resume_run(tmp_path, find_run(tmp_path, older.run_id), spec, "", io.StringIO())
     assert find_run(tmp_path, older.run_id).outputs().keys() == {"make-numbers", "add-up", "report"}
-
-
-def test_a_failed_or_resumed_run_frees_space_too(
-    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(monkeypatch, 2)
-    flag = tmp_path / "flag"
-    runs = [start(tmp_path, spec)[0] for _ in range(2)]
-    flag.touch()
-    with pytest.raises(StepFailed):
-        start(tmp_path, spec, fail_while=str(flag))
-    assert not (runs[0].folder / "artifacts").exists()
-    failed = find_run(tmp_path, "last")
-    new_run(tmp_path, "sums", failed.arguments, [])  # a fourth, which makes one more the third
-    said = io.StringIO()
-    flag.unlink()
-    resume_run(tmp_path, failed, spec, "", said)
-    assert f"artifacts of older runs removed ({runs[1].run_id})" in said.getvalue()
-
-
-def test_a_failed_cleanup_does_not_hide_the_result(
-    tmp_path: Path, spec: Spec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> list[str]:
-        raise PermissionError("artifacts of another user")
-
-    monkeypatch.setattr("pipelines.run.local_run.drop_artifacts", refuse)
-    with pytest.raises(StepFailed, match="it was killed, or memory ran out"):
-        start(tmp_path, spec, die="9")
-    assert "could not be removed: artifacts of another user" in start(tmp_path, spec)[1]
-
-
-def test_changed_code_is_reported_on_resume(tmp_path: Path, spec: Spec) -> None:
-    run, _ = start(tmp_path, spec)
-    run.code = "older"
-    run.step("report").status = "failed"
-    run.save()
-    _, said = resume(tmp_path, spec)
-    assert "the code changed since this run began" in said
-    assert len(code_hash()) == 16
 
 
 def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None:
@@ -197,23 +144,6 @@ def test_two_runs_in_one_home_are_a_conflict(tmp_path: Path, spec: Spec) -> None
         pytest.raises(Conflict, match="is running 20261121"),
     ):
         start(tmp_path, spec)
-
-
-def test_the_cause_is_the_end_of_the_last_traceback() -> None:
-    """The class with its module; lines of the source may look like one."""
-    try:
-        {
-            error: int("process 7 promotes")
-            for error in "a"
-        }  # fmt: skip
-    except ValueError:
-        text = traceback.format_exc()
-    assert "\n    error: int(" in text
-    assert cause_of(text) == "ValueError: invalid literal for int() with base 10: 'process 7 promotes'"
-    try:
-        raise Conflict("process 7 promotes")
-    except Conflict:
-        assert cause_of(traceback.format_exc()) == "components.home.Conflict: process 7 promotes"
 
 
 def test_independent_steps_run_side_by_side(

@@ -75,13 +75,3 @@ def test_steps_share_the_cores_where_they_may_run_side_by_side(monkeypatch: pyte
     assert StepOrder(BRANCHES, NAMES, {}, 1).threads("short") == 8
     timed = graph(compile_ranker="", b="")
     assert StepOrder(timed, ["compile-ranker", "b"], {}, 4).threads("compile-ranker") == 8
-
-
-def test_the_time_that_is_left_knows_what_runs_side_by_side() -> None:
-    known = usual(a=1, short=9, long=5, later=5, z=1)
-    assert StepOrder(BRANCHES, NAMES, known, 2).seconds_left({}, ()) == 1 + 10 + 1
-    assert StepOrder(BRANCHES, NAMES, known, 1).seconds_left({}, ()) == 21
-    two = StepOrder(BRANCHES, NAMES, known, 2)
-    assert two.seconds_left({"long": 2.0, "short": 8.0}, {"a"}) == 3 + 5 + 1
-    assert two.seconds_left({"z": 7.0}, set(NAMES) - {"z"}) == 0
-    assert StepOrder(BRANCHES, NAMES, {}, 2).seconds_left({}, ()) is None
