@@ -94,7 +94,16 @@ def bench_latency(
 
 def latency_table(result: dict[str, Any]) -> str:
     """Return the result of `bench_latency` as Markdown."""
-    endpoint = result["endpoint"]
+    endpoint, arms = result["endpoint"], result["arms"]
+    counts = [
+        f"{name}: {arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
+        for name, arm in arms.items()
+    ]
+    rows = [
+        [name, row, *(fixed(numbers[n]) for n in SHOWN)]
+        for name, arm in arms.items()
+        for row, numbers in arm["ms"].items()
+    ]
     lines = [
         f"# Latency of bundle {result['bundle_id']}",
         "",
@@ -102,14 +111,11 @@ def latency_table(result: dict[str, Any]) -> str:
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
         f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
-    ]
-    for name, arm in result["arms"].items():
-        counts = f"{arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
-        if "server_cpu_ms_per_request" in arm:
-            counts += f", {arm['server_cpu_ms_per_request']:.2f} ms of server CPU each"
-        rows = [[row, *(fixed(numbers[n]) for n in SHOWN)] for row, numbers in arm["ms"].items()]
-        lines += ["", f"## {name}", "", counts, "", *table(["ms", *SHOWN], rows)]
-    lines += [
+        "",
+        f"{'; '.join(counts)}. Server CPU of a request over HTTP: "
+        f"{arms['http_one_at_a_time']['server_cpu_ms_per_request']:.2f} ms.",
+        "",
+        *table(["arm", "ms", *SHOWN], rows),
         "",
         "`client` is the time that the caller waits; `unexplained` is `client` less the stages' `total`:",
         "network, HTTP, JSON, KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
