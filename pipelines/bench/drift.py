@@ -20,7 +20,6 @@ from pipelines.bench.injected_drift import (
     WEEKS,
     concept_drift,
     detection_delays,
-    draw_delays,
     prediction_drift,
     share_power,
 )
@@ -52,7 +51,7 @@ _LINES = (
 def bench_drift(
     bundle: Path, dataset: Path, out_dir: Path, reference: Window | None = None
 ) -> dict[str, Any]:
-    """Measure every week; write `drift.json`, `drift.md` and two pictures; return the content of the JSON.
+    """Measure every week; write `drift.json`, `drift.md` and a picture; return the content of the JSON.
 
     Args:
         bundle: whose predictions are compared.
@@ -66,11 +65,9 @@ def bench_drift(
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
     concept, scores = concept_drift(bundle, data)
-    delays = detection_delays(data, reference)
-    draw_delays(delays, out_dir / "drift-delay.png")
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        "delays": delays,
+        "delays": detection_delays(data, reference),
         "power": share_power(data, reference),
         "predictions": prediction_drift(scores),
         "concept": concept,
