@@ -75,7 +75,7 @@ def bench_latency(
             load_generator() as generator,
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
-            bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+            bodies = [orjson.dumps({"instances": [request]}) for request in requests]
             cpu_before = server.cpu_ms()
             samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
             cpu_ms = (server.cpu_ms() - cpu_before) / (len(samples) + WARM_UP)
@@ -147,7 +147,9 @@ def _ask_in_process(
     return samples
 
 
-def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[LatencySample]:
+def _ask_over_http(
+    generator: LoadGenerator, http: str, bodies: Sequence[bytes], seconds: float
+) -> list[LatencySample]:
     url = f"{http}/v1/models/checkout:predict"
     load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
     rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)

@@ -128,7 +128,7 @@ def run_case(case: Case, testbed: Testbed, generators: Generators, rate: float) 
         shop = Shop(home, cluster, versions, case.pace)
         wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
-        plans = stream_plans(testbed, generators, at, at, rate / 2, rate / 2, connections=16)
+        plans = stream_plans(testbed, at, at, rate / 2, rate / 2, connections=16)
         with _watched(shop) as seen, sent_streams(testbed, generators, plans) as streams:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)

@@ -89,7 +89,7 @@ def _at_once(system: System, bodies: Sequence[bytes]) -> Load:
     herd = system.effort.herd
     plan = LoadPlan(
         f"{system.server.ready['http']}{PREDICT}",
-        system.flood.bodies(bodies),
+        bodies,
         LONGEST_S,
         connections=herd,
         requests=herd,
@@ -149,7 +149,7 @@ def at_share_of_capacity(share: float, break_it: Break) -> Break:
 
 
 def _flood(system: System) -> LoadPlan:
-    bodies = system.flood.bodies(bodies_of(system.testbed.raw, wrapped=True))
+    bodies = bodies_of(system.testbed.raw, wrapped=True)
     patience_s = PATIENCE_S + system.testbed.deadline_ms / 1e3
     plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, CAPACITY_S, warm_up=0)
     return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
@@ -160,7 +160,7 @@ def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
     """Send requests of one shopper at the rate of all others together."""
     greedy = {**system.testbed.raw[0], "user_id": "greedy"}
     rate = system.effort.client_rate + system.effort.raw_rate
-    bodies = system.flood.bodies(bodies_of([greedy], wrapped=True))
+    bodies = bodies_of([greedy], wrapped=True)
     plan = LoadPlan(f"{system.server.ready['http']}{PREDICT}", bodies, LONGEST_S, rate, warm_up=0, keep=True)
     with sending((system.flood, plan)) as loads:
         yield
@@ -270,7 +270,7 @@ def name_gone(system: System, notes: Notes) -> Iterator[None]:
     """Let a second client call an endpoint whose name this machine's name service does not know."""
     testbed = system.testbed
     plan = LoadPlan(
-        *("client+http://recommender.invalid:8080", system.flood.bodies(bodies_of(testbed.asked, False))),
+        *("client+http://recommender.invalid:8080", bodies_of(testbed.asked, False)),
         *(LONGEST_S, system.effort.client_rate),
         warm_up=0,
         patience_s=PATIENCE_S,

@@ -175,7 +175,7 @@ def run_drill(
         drill.prepare(system, notes)
     at = str(system.server.ready["http"])
     client_at = f"http://{system.front.address}" if drill.in_front else at
-    plans = stream_plans(testbed, generators, client_at, at, effort.client_rate, effort.raw_rate)
+    plans = stream_plans(testbed, client_at, at, effort.client_rate, effort.raw_rate)
     _await_healthy(generators[CLIENT], plans[CLIENT])
     with sent_streams(testbed, generators, plans) as streams:
         time.sleep(effort.before_s)

@@ -312,7 +312,6 @@ def running_system(
 
 def stream_plans(
     testbed: Testbed,
-    generators: Generators,
     client_at: str,
     raw_at: str,
     client_rate: float,
@@ -328,13 +327,13 @@ def stream_plans(
     }
     client = LoadPlan(
         f"client+{client_at}",
-        generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        bodies_of(testbed.asked, wrapped=False),
         **common,
         rate=client_rate,
         best_sellers=str(testbed.best_sellers),
         deadline_ms=testbed.deadline_ms,
     )
-    bodies = generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    bodies = bodies_of(testbed.raw, wrapped=True)
     return {CLIENT: client, RAW: LoadPlan(f"{raw_at}{PREDICT}", bodies, **common, rate=raw_rate, seed=1)}
 
 

@@ -90,7 +90,7 @@ class ArmRun:
 
     arm: Arm
     server: MeasuredServer
-    bodies: str
+    bodies: Sequence[bytes]
     ready_s: float
     settings: Mapping[str, str]  # its variables that differ from their defaults
     first_ms: float | None = None
@@ -126,7 +126,7 @@ class LoadBench:
 
     generator: LoadGenerator
     requests: Sequence[Mapping[str, Any]]
-    bodies: str  # the requests as the generator reads them
+    bodies: Sequence[bytes]  # the requests as the generator sends them
     setup: LoadSetup
     effort: LoadEffort
     goal_ms: float
@@ -200,7 +200,7 @@ def bench_load(
         rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}
         setup = LoadSetup(bundle, settings, scratch / "feast", **rankers)
         generator = stack.enter_context(load_generator())
-        bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+        bodies = [orjson.dumps({"instances": [request]}) for request in requests]
         bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
@@ -342,7 +342,7 @@ def measure_ours(bench: LoadBench, arm: Arm, endurance: bool) -> dict[str, Any]:
         figures = {
             "basket_length": basket_lengths(
                 lambda bodies: bench.send(replace(ours, bodies=bodies), effort.lengths_s),
-                *(bench.generator, bench.setup.bundle, bench.requests, effort.rounds),
+                *(bench.setup.bundle, bench.requests, effort.rounds),
             )
         }
         if endurance:

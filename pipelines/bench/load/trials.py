@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.bench.load.generator import Load, LoadGenerator
+from pipelines.bench.load.generator import Load
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.report import percentiles
 from serving.release.bundle import load_bundle
@@ -29,8 +29,7 @@ Send = Callable[..., Load]  # seconds, rate, and other fields of a LoadPlan -> t
 
 
 def basket_lengths(
-    send: Callable[[str], Load],
-    generator: LoadGenerator,
+    send: Callable[[Sequence[bytes]], Load],
     bundle: Path,
     requests: Sequence[Mapping[str, Any]],
     rounds: int,
@@ -38,8 +37,7 @@ def basket_lengths(
     """Send baskets of each of `LENGTHS`, popular items more often, by the shoppers of the requests.
 
     Args:
-        send: sends a file of bodies for some time, one request after the other.
-        generator: keeps the bodies.
+        send: sends bodies for some time, one request after the other.
         bundle: whose items are in the baskets.
         requests: request lines.
         rounds: of all lengths.
@@ -47,18 +45,18 @@ def basket_lengths(
     statistics = load_bundle(bundle).statistics
     sold = np.asarray(statistics.basket_count, np.float64)
     rng = np.random.default_rng(0)
-    files = {}
+    asked = {}
     for length in (length for length in LENGTHS if length <= len(sold) // 2):
         bodies = []
         for request in requests[:BASKETS]:
             codes = rng.choice(len(sold), length, replace=False, p=sold / sold.sum())
             basket = statistics.item_ids[codes].tolist()
             bodies.append(orjson.dumps({"instances": [{**request, "basket": basket}]}))
-        files[length] = generator.bodies(bodies)
-    took: dict[int, list[np.ndarray]] = {length: [] for length in files}
+        asked[length] = bodies
+    took: dict[int, list[np.ndarray]] = {length: [] for length in asked}
     for _ in range(rounds):
-        for length, file in files.items():
-            load = send(file)
+        for length, bodies in asked.items():
+            load = send(bodies)
             took[length].append(load.client_ms[load.answered])
     rows = {str(length): percentiles(np.concatenate(ms)) for length, ms in took.items()}
     first, *_, last = rows.values()

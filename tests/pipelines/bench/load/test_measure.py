@@ -64,12 +64,12 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
 
 def run_of(name: str = "some") -> ArmRun:
     arm = Arm(name, "", lambda _: [])
-    return ArmRun(arm, cast(MeasuredServer, Server()), "bodies", 1.0, {})
+    return ArmRun(arm, cast(MeasuredServer, Server()), (), 1.0, {})
 
 
 def bench_of(generator: Generator) -> LoadBench:
     setup = LoadSetup(Path("bundle"), Settings(), Path("feast"))
-    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, "bodies", setup, QUICK, 50.0, Path())
+    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, (), setup, QUICK, 50.0, Path())
 
 
 def test_each_run_continues_in_the_list_warm_ups_included() -> None:
