@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pandas as pd
 
 from components.compression.compile_ranker import TORCH, EngineMissing, open_torch
 from components.compression.quantize_ranker import VARIANTS, quantize_dense, tune
 from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
+from components.data.fit_statistics import purchases_of
 from components.evaluation.metrics import Tally, auc, ratios, summary
 from components.hyper_parameters import RANKERS, SIZES, QuantizeParams
 from components.measurement import machine_state
@@ -74,7 +76,8 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     # An incomplete part is refused before a quarter of an hour of work.
     student, _, compiled = (read_ranker(path) for path in (line.student, line.pruned, line.compiled))
     bundle = load_bundle(line.bundle)
-    lists = read_judged_lists(bundle, read_dataset(line.dataset), scratch)
+    purchases, cut = purchases_of(read_dataset(line.dataset).events), pd.Timestamp(bundle.manifest["cut"])
+    lists = read_judged_lists(bundle, purchases, scratch, cut)
     teachers = [read_ranker(path) for path in line.teachers]
     taught = {teacher.manifest["model"] for teacher in teachers}
     arms: dict[str, Path] = {f"teacher {t.manifest['model']}": t.path for t in teachers}

@@ -94,7 +94,7 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
         tallies[name] = _judge(score, tasks, statistics)
         log.info("%s: %s", name, summary(tallies[name], boot, seen.items)["ndcg_at_10"])
     with tempfile.TemporaryDirectory() as scratch:
-        lists = read_judged_lists(bundle, data, Path(scratch))
+        lists = read_judged_lists(bundle, purchases, Path(scratch), cut)
         began = time.monotonic()
         place = Path(scratch) / "lambdarank"
         train_ranker(line.examples, line.statistics, place, "gradient_boosting", line.ranker_params)
