@@ -50,7 +50,7 @@ PLAN = (
     PublishedBench("compression", 14, "bench compression", ""),
     PublishedBench("scale", 5, "bench scale --items 100000 --users 50000", "--items 2000 --users 1000"),
     PublishedBench("drills", 12, "drill all", "--short"),
-    PublishedBench("load", 21, "bench load --endurance", "--quick"),
+    PublishedBench("load", 17, "bench load --endurance", "--quick"),
 )
 
 

@@ -116,8 +116,8 @@ def bench_latency(context: Context, out: Path, seconds: float, requests: IO[byte
 def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bool, quick: bool) -> Any:
     """Measure capacity, tail and cost beside other servers.
 
-    Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
-    and plain FastAPI with PyTorch. With a Redis of its own; about half an hour.
+    Each runs beside our endpoint: KServe's own server, the ranker as exported, and plain FastAPI with
+    PyTorch. With a Redis of its own; about half an hour.
     """
     from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure

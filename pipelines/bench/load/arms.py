@@ -4,7 +4,6 @@ Each arm decides one claim of the design. Arms that decided none are gone; `docs
 
 * `ours`: the endpoint as it ships.
 * `kserve-stock`: the models in KServe's own server. Decides whether an HTTP server of our own is worth it.
-* `feast-sdk`: the user's row through Feast's SDK. Decides whether a reader of our own is worth it.
 * `onnx-fp32`: the ranker as exported. Decides whether quantising and compiling it is worth it.
 * `fastapi-torch`: plain FastAPI and eager PyTorch, nothing kept or shared. The unoptimised path of the goals.
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,8 @@ class LoadSetup:
 
     bundle: Path
     settings: Settings  # the defaults but for the Redis and the deadline; homes are each arm's own
-    feast_home: Path  # Feast's registry of that Redis
-    student: Path | None = None  # the ranker before pruning, graph and torch weights; None: no run has it
-    pruned: Path | None = None  # the ranker that the bundle's was quantised and compiled from; see above
+    # Graph and torch weights on the way to the bundle's ranker, a key of `STEPS` each; None: no run has it.
+    rankers: Mapping[str, Path | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,21 @@ class Arm:
 
     name: str
     what: str  # a line for the report
-    command: Callable[[LoadSetup], Sequence[str]]
+    kind: str = ""  # see `arm_variants`; empty: the endpoint as it ships
+    needs: str = ""  # a ranker of the setup
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the setup's settings
-    needs: str = ""  # a ranker of the setup, a key of `STEPS`
+
+    def command(self, setup: LoadSetup) -> list[str]:
+        """Return the command that starts it."""
+        python = [sys.executable, "-P", "-m"]
+        if not self.kind:
+            return [*python, "serving.server", "--bundle", str(setup.bundle)]
+        ranker = [str(setup.rankers[self.needs])] if self.needs else []
+        return [*python, "pipelines.bench.load.arm_variants", self.kind, str(setup.bundle), *ranker]
 
     def missing(self, setup: LoadSetup) -> str:
         """Return why it cannot be measured, or an empty text."""
-        variables = {variable(setting.name) for setting in fields(Settings)}
-        if unknown := sorted(set(self.environment) - variables):
-            return f"this version has no {', '.join(unknown)}"
-        if self.needs and getattr(setup, self.needs) is None:
+        if self.needs and setup.rankers.get(self.needs) is None:
             return f"no run under this home keeps what {STEPS[self.needs]} made on the way to the champion"
         return ""
 
@@ -75,44 +78,26 @@ class Arm:
         return Settings.from_env({**settings.to_env(), **self.environment})
 
 
-def _ours(setup: LoadSetup) -> list[str]:
-    return [sys.executable, "-P", "-m", "serving.server", "--bundle", str(setup.bundle)]
-
-
-def _variant(**changes: str) -> Callable[[LoadSetup], list[str]]:
-    """Return the command of a variant; its paths are given by their names in the setup."""
-
-    def command(setup: LoadSetup) -> list[str]:
-        values = {
-            name: value if name == "server" else str(getattr(setup, value)) for name, value in changes.items()
-        }
-        document = json.dumps({"bundle": str(setup.bundle), **values})
-        return [sys.executable, "-P", "-m", "pipelines.bench.load.arm_variants", document]
-
-    return command
-
-
 ARMS = (
-    Arm(OURS, "as it ships, one process", _ours),
+    Arm(OURS, "as it ships, one process"),
     Arm(
         "kserve-stock",
         "our models in KServe's own server, with its logs in place of our request log",
-        _variant(server="kserve"),
-        {"RECO_REQUEST_LOG": "off"},
+        "kserve",
+        environment={"RECO_REQUEST_LOG": "off"},
     ),
-    Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home="feast_home")),
     Arm(
         "onnx-fp32",
         "the pruned ranker's graph as exported: FP32, neither quantised nor optimised ahead of time",
-        _variant(graph="pruned"),
-        needs="pruned",
+        "graph",
+        "pruned",
     ),
     Arm(
         UNOPTIMISED,
         "plain FastAPI, the student before pruning in eager PyTorch, no batching: what one writes first; "
         "no request log, no metrics",
-        _variant(server="fastapi", weights="student"),
-        needs="student",
+        "fastapi",
+        "student",
     ),
 )
 

@@ -198,7 +198,7 @@ def bench_load(
         if deadline_ms is not None:
             settings = replace(settings, deadline_ms=deadline_ms)
         rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}
-        setup = LoadSetup(bundle, settings, scratch / "feast", **rankers)
+        setup = LoadSetup(bundle, settings, rankers)
         generator = stack.enter_context(load_generator())
         bodies = [orjson.dumps({"instances": [request]}) for request in requests]
         bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)

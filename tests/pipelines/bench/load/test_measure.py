@@ -63,12 +63,12 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
 
 
 def run_of(name: str = "some") -> ArmRun:
-    arm = Arm(name, "", lambda _: [])
+    arm = Arm(name, "")
     return ArmRun(arm, cast(MeasuredServer, Server()), (), 1.0, {})
 
 
 def bench_of(generator: Generator) -> LoadBench:
-    setup = LoadSetup(Path("bundle"), Settings(), Path("feast"))
+    setup = LoadSetup(Path("bundle"), Settings())
     return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, (), setup, QUICK, 50.0, Path())
 
 
