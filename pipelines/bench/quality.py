@@ -28,18 +28,12 @@ from pipelines.bench.report import fixed, machine_line, table, with_interval, wr
 from serving.release.bundle import load_bundle
 
 _SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
-GOALS = {
-    ("served", "ndcg_at_10"): 0.188,
-    ("served", "recall_at_20"): 0.320,
-    ("served", "new_recall_at_20"): 0.077,
-    ("cold", "no_history", "recall_at_20"): 0.175,
-}
-NAMES = {
-    "ndcg_at_10": "NDCG@10",
-    "recall_at_20": "Recall@20",
-    "new_recall_at_20": "Recall@20 of items new to the shopper",
-    "no_history": "strangers' ",
-}
+GOALS = (
+    Goal("NDCG@10", ">=", 0.188, "", part_of("served", "ndcg_at_10")),
+    Goal("Recall@20", ">=", 0.320, "", part_of("served", "recall_at_20")),
+    Goal("Recall@20 of items new to the shopper", ">=", 0.077, "", part_of("served", "new_recall_at_20")),
+    Goal("strangers' Recall@20", ">=", 0.175, "", part_of("cold", "no_history", "recall_at_20")),
+)
 SOURCE_TASKS = 1_500  # test baskets on which each source is measured
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
@@ -77,11 +71,7 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
 
 def judge_quality(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the goals of quality with their figures; one that was not measured is open."""
-    goals = []
-    for path, bound in GOALS.items():
-        name = "".join(NAMES.get(part, "") for part in path)
-        goals.append(Goal(name, ">=", bound, "", part_of(*path)).judge(results))
-    return goals
+    return [goal.judge(results) for goal in GOALS]
 
 
 def quality_table(results: dict[str, Any]) -> str:

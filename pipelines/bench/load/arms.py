@@ -17,7 +17,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
 from pipelines.bench.load.measured_server import MeasuredServer, private, started
 from pipelines.run.runs import list_runs
 from serving.release.champion import Champion
-from serving.settings import Settings, variable
+from serving.settings import Settings
 
 PREDICT = "/v1/models/checkout:predict"
 OURS, UNOPTIMISED = "ours", "fastapi-torch"
@@ -125,14 +125,6 @@ def running(arm: Arm, setup: LoadSetup, home: Path) -> Iterator[MeasuredServer]:
     environment = arm.settings(setup, home).to_env()
     with started(arm.command(setup), environment, home / "server.log") as server:
         yield server
-
-
-def differing(settings: Settings) -> dict[str, str]:
-    """Return the variables of all settings that differ from their defaults."""
-    default, environment = Settings(), settings.to_env()
-    names = [setting.name for setting in fields(Settings)]
-    changed = [name for name in names if getattr(settings, name) != getattr(default, name)]
-    return {variable(name): environment[variable(name)] for name in changed}
 
 
 def fill_store(
