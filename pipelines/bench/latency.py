@@ -13,8 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,7 @@ WARM_UP = 200  # requests before each arm is measured
 SHOWN = ("p50", "p95", "p99", "mean", "max")
 
 
-@dataclass(frozen=True, slots=True)
-class LatencySample:
-    """One answered request."""
-
-    client_ms: float  # from the time it was sent to the answer's last byte
-    answer: dict[str, Any]  # the response as JSON; empty when the endpoint refused or broke
+Sample = tuple[float, dict[str, Any]]  # the client's ms, and the answer: empty where it was refused or broke
 
 
 def bench_latency(
@@ -126,7 +120,7 @@ def latency_table(result: dict[str, Any]) -> str:
 
 def _ask_in_process(
     bundle_path: Path, requests: Sequence[dict[str, Any]], settings: Settings, seconds: float
-) -> list[LatencySample]:
+) -> list[Sample]:
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
@@ -135,36 +129,27 @@ def _ask_in_process(
         asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
         for request in asked[:WARM_UP]:
             recommender.recommend(request)
-        samples: list[LatencySample] = []
-        with _quiet_memory():
-            until = time.perf_counter() + seconds
-            for request in itertools.cycle(asked):
-                began = time.perf_counter()
-                if began > until:
-                    break
-                response = recommender.recommend(request)
-                samples.append(LatencySample((time.perf_counter() - began) * 1e3, response.to_dict()))
+        samples: list[Sample] = []
+        gc.collect()
+        gc.disable()  # the client's own collections are no part of a measurement
+        stack.callback(gc.enable)
+        until = time.perf_counter() + seconds
+        for request in itertools.cycle(asked):
+            began = time.perf_counter()
+            if began > until:
+                break
+            response = recommender.recommend(request)
+            samples.append(((time.perf_counter() - began) * 1e3, response.to_dict()))
     return samples
 
 
 def _ask_over_http(
     generator: LoadGenerator, http: str, bodies: Sequence[bytes], seconds: float
-) -> list[LatencySample]:
+) -> list[Sample]:
     url = f"{http}/v1/models/checkout:predict"
     load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
     rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-    return [LatencySample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
-
-
-@contextlib.contextmanager
-def _quiet_memory() -> Iterator[None]:
-    """Keep the client's own garbage collections out of its measurements."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    return [(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
 
 
 def first_answer(answer: bytes) -> dict[str, Any]:
@@ -173,14 +158,13 @@ def first_answer(answer: bytes) -> dict[str, Any]:
     return first
 
 
-def _summary(samples: Sequence[LatencySample]) -> dict[str, Any]:
-    answered = [sample for sample in samples if sample.answer]
-    stages = [sample.answer["stage_ms"] for sample in answered]
-    client = [sample.client_ms for sample in answered]
-    rows = {"client": client}
-    rows |= {stage: [times[stage] for times in stages if stage in times] for stage in STAGES}
-    rows["unexplained"] = [ms - times["total"] for ms, times in zip(client, stages, strict=True)]
-    reasons = Counter(sample.answer["degraded_reason"] for sample in answered if sample.answer["degraded"])
+def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    answered = [(ms, answer) for ms, answer in samples if answer]
+    rows = {"client": [ms for ms, _ in answered]}
+    for stage in STAGES:
+        rows[stage] = [one["stage_ms"][stage] for _, one in answered if stage in one["stage_ms"]]
+    rows["unexplained"] = [ms - answer["stage_ms"]["total"] for ms, answer in answered]
+    reasons = Counter(answer["degraded_reason"] for _, answer in answered if answer["degraded"])
     return {
         "requests": len(samples),
         "failed": len(samples) - len(answered),

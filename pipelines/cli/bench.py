@@ -264,7 +264,7 @@ def bench_drift(context: Context, out: Path, data: str) -> Any:
 def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool, out: Path) -> None:
     """Measure each result that the docs publish.
 
-    NAME is one or more of --list; without, all of them, in at most 90 minutes. Measures the champion of this
+    NAME is one or more of --list; without, all of them, in about 80 minutes. Measures the champion of this
     home on this commit. Skips results of the same commit, champion and processor.
     """
     _require_instruments("pipelines.bench")
