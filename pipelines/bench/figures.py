@@ -68,7 +68,7 @@ def measure_figures(home: Path, out: Path, names: Sequence[str] = (), short: boo
 
     Args:
         home: of the champion.
-        out: folder of the results.
+        out: of the results.
         names: of the results; none: all.
         short: prove in seconds that each bench works.
 

@@ -47,9 +47,9 @@ def bench_latency(
     """Measure and write `latency.json` and `latency.md`; return the content of the JSON.
 
     Args:
-        bundle_path: the bundle to serve.
+        bundle_path: of the bundle to serve.
         requests: request lines, asked in turn; real baskets give real numbers.
-        out_dir: directory of the two files.
+        out_dir: of the two files.
         seconds: how long each arm runs.
         settings: deadline, online store and the like; ports, host and log directory are chosen here.
 

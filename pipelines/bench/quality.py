@@ -39,16 +39,13 @@ COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10"
 
 
 def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -> dict[str, Any]:
-    """Evaluate a bundle on the weeks after its cut and write `quality.json` and `quality.md`.
+    """Evaluate a bundle on the weeks after its cut and write `quality.json` and `.md`; return the JSON.
 
     Args:
         bundle: of the evaluated model.
         dataset: the weeks after the bundle's cut are in it.
         retriever: the checkpoint that the bundle was made from, to add new items to it.
-        out_dir: the folder of the results.
-
-    Returns:
-        The content of the JSON file.
+        out_dir: of the results.
     """
     before, loaded, data = machine_state(), load_bundle(bundle), read_dataset(dataset)
     results, _ = evaluate(loaded, data)

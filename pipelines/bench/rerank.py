@@ -76,11 +76,6 @@ class RerankWeights:
 def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     """Measure and write `rerank.json` and `rerank.md`; return the content of the JSON.
 
-    Args:
-        bundle: its weights are served now.
-        dataset: a data set with weeks before and after the bundle's cut.
-        out_dir: where the results go.
-
     Raises:
         ValueError: no test basket lies before the cut, or after it.
     """

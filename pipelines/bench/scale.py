@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,18 +54,15 @@ EVERY_S = 0.2  # between two looks at the memory
 
 
 def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
-    """Run the steps, each in a process of its own, and write `scale.json` and `.md`.
+    """Run the steps, each in a process of its own, and write `scale.json` and `.md`; return the JSON.
 
     Memory is the sum of the resident sets of a step's processes, five times a second. Pages that they share
-    count once for each.
+    count once for each. A step that ends between two looks has at least its own peak.
 
     Args:
         items: size of the catalogue, a multiple of four, at most MOST_ITEMS.
         users: number of shoppers, at least half as many.
-        out_dir: the folder of the results.
-
-    Returns:
-        The content of the JSON file.
+        out_dir: of the results.
 
     Raises:
         ValueError: the sizes do not fit together, or the graph would not fit into one file.
@@ -86,7 +84,8 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         def step(name: str, work: Callable[..., Any], *given: Any) -> Any:
             log.info("%s", name)
             with _watched() as used, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                result = pool.submit(work, *given).result()
+                result, most = pool.submit(_with_memory, work, *given).result()
+            used["gib"] = max(used["gib"], most)
             steps.append({"step": name, **used, "result": result})
             log.info("%s: %.0f s, %.1f GiB", name, used["seconds"], used["gib"])
             return result
@@ -110,6 +109,12 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
             "lookups": [{"items": n, **_lookups(n)} for n in sorted({items // 100, items // 10, items})],
         }
     return write_report(out_dir, "scale", figures, scale_table, before)
+
+
+def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
+    """Return the result of the work, and the GiB that this process had at most."""
+    result = work(*given)
+    return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 @contextmanager
