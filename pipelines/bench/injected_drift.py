@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import prepared_tasks, window_s
+from components.evaluation.evaluate_bundle import prepared_tasks, tasks_after
 from components.evaluation.nightly import Nightly
-from components.evaluation.protocol import read_tasks
 from feature_repo.events import Dataset
 from monitoring.drift import compare
 from monitoring.psi import encode
@@ -127,9 +126,8 @@ def concept_drift(
     counted each night, as in a shop: with the counts of the cut, hits would fall without any change.
     """
     bundle = load_bundle(bundle_path)
-    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
     bought = purchases_of(data.events)
-    tasks = read_tasks(bought, bundle.statistics, *window).hidden
+    tasks = tasks_after(bought, bundle.statistics, pd.Timestamp(bundle.manifest["cut"])).hidden
     recommender = Recommender(bundle, MemoryStore())
     shown, scores = [], []
     for _, prepared in prepared_tasks(bundle, tasks, DEFAULT_K, Nightly(bundle, bought)):

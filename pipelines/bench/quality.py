@@ -11,9 +11,8 @@ from typing import Any
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import evaluate, window_s
+from components.evaluation.evaluate_bundle import evaluate, tasks_after
 from components.evaluation.metrics import METRICS
-from components.evaluation.protocol import read_tasks
 from components.measurement import machine_state
 from feature_repo.events import read_dataset
 from pipelines.bench.funnel import (
@@ -49,9 +48,8 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
     """
     before, loaded, data = machine_state(), load_bundle(bundle), read_dataset(dataset)
     results, _ = evaluate(loaded, data)
-    window = window_s(pd.Timestamp(loaded.manifest["cut"]))
     purchases = purchases_of(data.events)
-    every = read_tasks(purchases, loaded.statistics, *window).hidden
+    every = tasks_after(purchases, loaded.statistics, pd.Timestamp(loaded.manifest["cut"])).hidden
     tasks, more = sample(every), sample(every, SOURCE_TASKS)
     with tempfile.TemporaryDirectory() as scratch:
         new_items = evaluate_new_items(loaded, retriever, data, Path(scratch) / "extended")

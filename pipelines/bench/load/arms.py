@@ -13,10 +13,9 @@ or this home cannot start is skipped with its reason.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
-from pipelines.bench.load.measured_server import MeasuredServer, private, started
+from pipelines.bench.load.measured_server import private
 from pipelines.run.runs import list_runs
 from serving.release.champion import Champion
 from serving.settings import Settings
@@ -112,19 +111,6 @@ def choose_arms(names: Sequence[str]) -> tuple[Arm, ...]:
     if unknown := sorted(set(names) - set(existing)):
         raise ValueError(f"no arm {unknown[0]!r}: choose among {', '.join(existing)}")
     return tuple(arm for arm in ARMS if not names or arm.name in (OURS, *names))
-
-
-@contextlib.contextmanager
-def running(arm: Arm, setup: LoadSetup, home: Path) -> Iterator[MeasuredServer]:
-    """Start an arm with this new folder as home and for its log; it ends with the block.
-
-    Raises:
-        RuntimeError: it did not become ready.
-    """
-    home.mkdir()
-    environment = arm.settings(setup, home).to_env()
-    with started(arm.command(setup), environment, home / "server.log") as server:
-        yield server
 
 
 def fill_store(

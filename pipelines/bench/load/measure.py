@@ -32,13 +32,12 @@ from pipelines.bench.load.arms import (
     choose_arms,
     fill_store,
     ranker_of,
-    running,
 )
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import judge_goals
 from pipelines.bench.load.local_store import local_server
-from pipelines.bench.load.measured_server import MeasuredServer
+from pipelines.bench.load.measured_server import MeasuredServer, started
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
 from pipelines.bench.report import percentiles, write_report
@@ -146,10 +145,16 @@ class LoadBench:
 
     @contextlib.contextmanager
     def running(self, arm: Arm) -> Iterator[ArmRun]:
-        """Start an arm and send its first request; it ends with the block."""
+        """Start an arm and send its first request; it ends with the block.
+
+        Raises:
+            RuntimeError: it did not become ready.
+        """
         home = Path(tempfile.mkdtemp(dir=self.scratch)) / arm.name
+        home.mkdir()
+        environment = arm.settings(self.setup, home).to_env()
         began = time.perf_counter()
-        with running(arm, self.setup, home) as server:
+        with started(arm.command(self.setup), environment, home / "server.log") as server:
             ready_s = time.perf_counter() - began
             run = ArmRun(arm, server, self.bodies, ready_s)
             send_first(self.generator, run)
