@@ -49,7 +49,7 @@ docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each ch
 	$(BIN)/python -W ignore -m tests.docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-figures: $(READY) ## measure every published figure on this commit and champion, at most 90 minutes; write the pages
+figures: $(READY) ## measure every published figure on this commit and champion, about 80 minutes; write the pages
 	$(BIN)/reco figures --out $(FIGURES)
 	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
 	$(BIN)/python -W ignore -m tests.docs.generate

@@ -20,7 +20,6 @@ from pipelines.bench.injected_drift import (
     WEEKS,
     concept_drift,
     detection_delays,
-    draw_delays,
     prediction_drift,
     share_power,
 )
@@ -48,28 +47,20 @@ _LINES = (
 )
 
 
-def bench_drift(
-    bundle: Path, dataset: Path, out_dir: Path, reference: Window | None = None
-) -> dict[str, Any]:
-    """Measure every week; write `drift.json`, `drift.md` and two pictures; return the content of the JSON.
+def bench_drift(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
+    """Measure every week; write `drift.json`, `drift.md` and a picture; return the content of the JSON.
 
-    Args:
-        bundle: whose predictions are compared.
-        dataset: the weeks after the bundle's cut are in it.
-        out_dir: the folder of the results.
-        reference: each week is compared with it; by default the first nine whole weeks.
+    The data set holds the weeks after the bundle's cut. Each is compared with the first nine whole ones.
     """
     before, data = machine_state(), read_dataset(dataset)
-    reference = reference or first_weeks(data)
+    reference = first_weeks(data)
     weeks = drift_by_week(data, reference, embeddings=Embeddings.of(bundle))
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
     concept, scores = concept_drift(bundle, data)
-    delays = detection_delays(data, reference)
-    draw_delays(delays, out_dir / "drift-delay.png")
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        "delays": delays,
+        "delays": detection_delays(data, reference),
         "power": share_power(data, reference),
         "predictions": prediction_drift(scores),
         "concept": concept,
@@ -157,7 +148,7 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
             ["share of lines", "days until the alarm", "PSI then", "alarm line"],
             [[percent(r["share"]), _delay(r), fixed(r["psi"], 3), fixed(r["alarm_at"], 3)] for r in delays],
         ),
-        *power_lines(result.get("power", [])),
+        *power_lines(result["power"]),
         "",
         "Injected: later probabilities are lowered by a share, against earlier ones in the same bins.",
         "",
@@ -186,7 +177,7 @@ def injected_lines(result: dict[str, Any]) -> list[str]:
 
 
 def power_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how often a share that grew by a factor is seen in one week; an old result has none."""
+    """Return how often a share that grew by a factor is seen in one week."""
     lines: list[str] = []
     for column in dict.fromkeys(row["column"] for row in rows):
         own = pd.DataFrame([row for row in rows if row["column"] == column])

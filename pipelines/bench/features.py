@@ -129,17 +129,14 @@ class FeatureBench:
 def bench_features(
     bundle: Path, events: pd.DataFrame, out_dir: Path, seconds: float = 30.0, kills: int = 20
 ) -> dict[str, Any]:
-    """Measure everything and write `features.json` and `features.md`.
+    """Measure and write `features.json` and `features.md`; return the content of the JSON.
 
     Args:
         bundle: the champion's.
         events: of a data set with weeks after the bundle's cut.
-        out_dir: where the results go.
+        out_dir: of the results.
         seconds: how long each figure under load is measured.
         kills: how often the stream is killed.
-
-    Returns:
-        The content of the JSON file.
 
     Raises:
         FileNotFoundError: no Redis or no broker is installed.

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from components.data.examples import RankerExamples
-from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import prepared_tasks, window_s
+from components.data.fit_statistics import Purchases
+from components.evaluation.evaluate_bundle import prepared_tasks
 from components.evaluation.metrics import Bootstrap, Tally
-from components.evaluation.nightly import Nightly
+from components.evaluation.nightly import TEST_WINDOW, Nightly
 from components.evaluation.protocol import Task, read_tasks
-from feature_repo.events import Dataset
+from components.progress import with_progress
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
-from serving.release.bundle import Bundle
+from serving.release.bundle import Bundle, RankingSettings
 from serving.schemas import MAX_K
 from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots, weigh
 
@@ -31,36 +33,65 @@ class JudgedLists:
     bundle: Bundle
     bootstrap: Bootstrap
 
+    @property
+    def codes(self) -> np.ndarray:
+        """The candidates' codes, (rows,)."""
+        codes: np.ndarray = self.examples.categorical[:, 0] - 1
+        return codes
+
+    def shown(self, scores: np.ndarray, settings: RankingSettings, k: int) -> Iterator[np.ndarray]:
+        """Yield for each task the rows of its list, best first, as a bundle with these settings shows it.
+
+        Args:
+            scores: (rows,) probabilities.
+            settings: of re-ranking; those of retrieval are not read.
+            k: how many items a list has at most.
+        """
+        bundle, codes, types = (
+            replace(self.bundle, settings=settings),
+            self.codes,
+            self.examples.categorical[:, 1],
+        )
+        slots = SlotRules(novel=bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new)
+        for begin, end in pairwise(self.examples.start.tolist()):
+            own, bought = codes[begin:end], self.bought[begin:end]
+            gain, weights = settings.new_gain, bundle.weights
+            worth = weigh(bundle.statistics, own, scores[begin:end], weights, gain, own[bought])
+            pool = WeighedCandidates(worth, types[begin:end], bundle.rarity_of(own), bought)
+            yield begin + fill_slots(pool, slots, k, settings.type_penalty)[0]
+
     def judge(self, scores: np.ndarray) -> Tally:
         """Return the tally of lists as they would be served with these scores, (rows,) probabilities."""
-        tally = Tally.empty()
-        start, categorical = self.examples.start, self.examples.categorical
-        for i, task in enumerate(self.tasks):
-            rows = slice(int(start[i]), int(start[i + 1]))
-            codes = categorical[rows, 0] - 1
-            rare, settings = self.bundle.rarity_of(codes), self.bundle.settings
-            bought, weights = codes[self.bought[rows]], self.bundle.weights
-            worth = weigh(self.bundle.statistics, codes, scores[rows], weights, settings.new_gain, bought)
-            slots = SlotRules(
-                novel=self.bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new
-            )
-            pool = WeighedCandidates(worth, categorical[rows, 1], rare, self.bought[rows])
-            shown, _ = fill_slots(pool, slots, MAX_K, settings.type_penalty)
-            tally.add(codes[shown], task.hidden, task.bought_before)
+        tally, codes = Tally.empty(), self.codes
+        served = self.shown(scores, self.bundle.settings, MAX_K)
+        for task, rows in zip(self.tasks, served, strict=True):
+            tally.add(codes[rows], task.hidden, task.bought_before)
         return tally
 
 
-def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLists:
+def read_judged_lists(
+    bundle: Bundle,
+    purchases: Purchases,
+    scratch: Path,
+    start: pd.Timestamp,
+    window: pd.Timedelta = TEST_WINDOW,
+) -> JudgedLists:
     """Return the lists that `evaluate_bundle` ranks, with every input that a ranker reads.
 
     Args:
-        bundle: its retrieval, statistics and cut are used, its ranker is not.
-        data: the data set that holds the weeks after the cut.
+        bundle: its retrieval and statistics are used, its ranker is not.
+        purchases: of the whole data set.
         scratch: a directory for the arrays that do not fit in memory: some 220 bytes a candidate.
+        start: where the weeks of the test baskets begin: mostly the bundle's cut.
+        window: how long they are.
+
+    Raises:
+        ValueError: there is no such basket.
     """
-    start = pd.Timestamp(bundle.manifest["cut"])
-    purchases = purchases_of(data.events)
-    tasks = read_tasks(purchases, bundle.statistics, *window_s(start)).hidden
+    end = start + window
+    tasks = read_tasks(purchases, bundle.statistics, start.timestamp(), end.timestamp()).hidden
+    if not tasks:
+        raise ValueError(f"no test basket from {start} to {end}: choose another --train-until")
     most = len(tasks) * bundle.settings.quotas.total
     dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
     categorical = np.empty((most, len(CATEGORICAL)), np.int32)
@@ -69,19 +100,18 @@ def read_judged_lists(bundle: Bundle, data: Dataset, scratch: Path) -> JudgedLis
     weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
     basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
     bounds = [0]
-    counts = Nightly(bundle, purchases)
-    for i, (task, prepared) in enumerate(prepared_tasks(bundle, tasks, counts=counts)):
-        end = bounds[-1] + len(prepared.dense)
-        rows = slice(bounds[-1], end)
+    each = prepared_tasks(bundle, tasks, counts=Nightly(bundle, purchases, start))
+    for i, (task, prepared) in enumerate(with_progress(each, len(tasks), "baskets prepared")):
+        rows = slice(bounds[-1], bounds[-1] + len(prepared.dense))
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical
         label[rows] = np.isin(prepared.candidates.codes, task.hidden)
         bought[rows] = np.isin(prepared.candidates.codes, prepared.query.history.items)
         inputs = tower_inputs(prepared.query)
         history[i], weight[i], basket[i] = inputs["history"], inputs["history_weight"], inputs["basket"]
-        bounds.append(end)
-    end = bounds[-1]
+        bounds.append(rows.stop)
+    every = slice(bounds[-1])
     examples = RankerExamples(
-        dense[:end], categorical[:end], label[:end], np.array(bounds), history, weight, basket
+        dense[every], categorical[every], label[every], np.array(bounds), history, weight, basket
     )
     boot = Bootstrap([task.user_id for task in tasks])
-    return JudgedLists(tasks, examples, bought[:end], bundle, boot)
+    return JudgedLists(tasks, examples, bought[every], bundle, boot)

@@ -13,8 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,7 @@ WARM_UP = 200  # requests before each arm is measured
 SHOWN = ("p50", "p95", "p99", "mean", "max")
 
 
-@dataclass(frozen=True, slots=True)
-class LatencySample:
-    """One answered request."""
-
-    client_ms: float  # from the time it was sent to the answer's last byte
-    answer: dict[str, Any]  # the response as JSON; empty when the endpoint refused or broke
+Sample = tuple[float, dict[str, Any]]  # the client's ms, and the answer: empty where it was refused or broke
 
 
 def bench_latency(
@@ -53,9 +47,9 @@ def bench_latency(
     """Measure and write `latency.json` and `latency.md`; return the content of the JSON.
 
     Args:
-        bundle_path: the bundle to serve.
+        bundle_path: of the bundle to serve.
         requests: request lines, asked in turn; real baskets give real numbers.
-        out_dir: directory of the two files.
+        out_dir: of the two files.
         seconds: how long each arm runs.
         settings: deadline, online store and the like; ports, host and log directory are chosen here.
 
@@ -75,7 +69,7 @@ def bench_latency(
             load_generator() as generator,
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
-            bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+            bodies = [orjson.dumps({"instances": [request]}) for request in requests]
             cpu_before = server.cpu_ms()
             samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
             cpu_ms = (server.cpu_ms() - cpu_before) / (len(samples) + WARM_UP)
@@ -94,7 +88,16 @@ def bench_latency(
 
 def latency_table(result: dict[str, Any]) -> str:
     """Return the result of `bench_latency` as Markdown."""
-    endpoint = result["endpoint"]
+    endpoint, arms = result["endpoint"], result["arms"]
+    counts = [
+        f"{name}: {arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
+        for name, arm in arms.items()
+    ]
+    rows = [
+        [name, row, *(fixed(numbers[n]) for n in SHOWN)]
+        for name, arm in arms.items()
+        for row, numbers in arm["ms"].items()
+    ]
     lines = [
         f"# Latency of bundle {result['bundle_id']}",
         "",
@@ -102,14 +105,11 @@ def latency_table(result: dict[str, Any]) -> str:
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
         f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
-    ]
-    for name, arm in result["arms"].items():
-        counts = f"{arm['requests']} requests, {arm['failed']} failed, {arm['degraded']} degraded"
-        if "server_cpu_ms_per_request" in arm:
-            counts += f", {arm['server_cpu_ms_per_request']:.2f} ms of server CPU each"
-        rows = [[row, *(fixed(numbers[n]) for n in SHOWN)] for row, numbers in arm["ms"].items()]
-        lines += ["", f"## {name}", "", counts, "", *table(["ms", *SHOWN], rows)]
-    lines += [
+        "",
+        f"{'; '.join(counts)}. Server CPU of a request over HTTP: "
+        f"{arms['http_one_at_a_time']['server_cpu_ms_per_request']:.2f} ms.",
+        "",
+        *table(["arm", "ms", *SHOWN], rows),
         "",
         "`client` is the time that the caller waits; `unexplained` is `client` less the stages' `total`:",
         "network, HTTP, JSON, KServe. `in_process` keeps no prediction log. Under load: `reco bench load`.",
@@ -120,7 +120,7 @@ def latency_table(result: dict[str, Any]) -> str:
 
 def _ask_in_process(
     bundle_path: Path, requests: Sequence[dict[str, Any]], settings: Settings, seconds: float
-) -> list[LatencySample]:
+) -> list[Sample]:
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
@@ -129,34 +129,27 @@ def _ask_in_process(
         asked = [parse_request(request, now=time.time(), default_id="bench") for request in requests]
         for request in asked[:WARM_UP]:
             recommender.recommend(request)
-        samples: list[LatencySample] = []
-        with _quiet_memory():
-            until = time.perf_counter() + seconds
-            for request in itertools.cycle(asked):
-                began = time.perf_counter()
-                if began > until:
-                    break
-                response = recommender.recommend(request)
-                samples.append(LatencySample((time.perf_counter() - began) * 1e3, response.to_dict()))
+        samples: list[Sample] = []
+        gc.collect()
+        gc.disable()  # the client's own collections are no part of a measurement
+        stack.callback(gc.enable)
+        until = time.perf_counter() + seconds
+        for request in itertools.cycle(asked):
+            began = time.perf_counter()
+            if began > until:
+                break
+            response = recommender.recommend(request)
+            samples.append(((time.perf_counter() - began) * 1e3, response.to_dict()))
     return samples
 
 
-def _ask_over_http(generator: LoadGenerator, http: str, bodies: str, seconds: float) -> list[LatencySample]:
+def _ask_over_http(
+    generator: LoadGenerator, http: str, bodies: Sequence[bytes], seconds: float
+) -> list[Sample]:
     url = f"{http}/v1/models/checkout:predict"
     load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
     rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-    return [LatencySample(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
-
-
-@contextlib.contextmanager
-def _quiet_memory() -> Iterator[None]:
-    """Keep the client's own garbage collections out of its measurements."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    return [(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
 
 
 def first_answer(answer: bytes) -> dict[str, Any]:
@@ -165,14 +158,13 @@ def first_answer(answer: bytes) -> dict[str, Any]:
     return first
 
 
-def _summary(samples: Sequence[LatencySample]) -> dict[str, Any]:
-    answered = [sample for sample in samples if sample.answer]
-    stages = [sample.answer["stage_ms"] for sample in answered]
-    client = [sample.client_ms for sample in answered]
-    rows = {"client": client}
-    rows |= {stage: [times[stage] for times in stages if stage in times] for stage in STAGES}
-    rows["unexplained"] = [ms - times["total"] for ms, times in zip(client, stages, strict=True)]
-    reasons = Counter(sample.answer["degraded_reason"] for sample in answered if sample.answer["degraded"])
+def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    answered = [(ms, answer) for ms, answer in samples if answer]
+    rows = {"client": [ms for ms, _ in answered]}
+    for stage in STAGES:
+        rows[stage] = [one["stage_ms"][stage] for _, one in answered if stage in one["stage_ms"]]
+    rows["unexplained"] = [ms - answer["stage_ms"]["total"] for ms, answer in answered]
+    reasons = Counter(answer["degraded_reason"] for _, answer in answered if answer["degraded"])
     return {
         "requests": len(samples),
         "failed": len(samples) - len(answered),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -20,29 +21,20 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import Purchases, fit, purchases_of
-from components.evaluation.evaluate_bundle import prepared_tasks
-from components.evaluation.metrics import DISCOUNT, Bootstrap
-from components.evaluation.nightly import TEST_WINDOW, Nightly
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.metrics import DISCOUNT
+from components.evaluation.nightly import TEST_WINDOW
 from components.measurement import machine_state
-from components.progress import with_progress
+from components.ranker.scoring import OnnxRanker
 from feature_repo.events import Dataset, read_dataset
-from feature_repo.statistics import Statistics, read_vocabulary
+from feature_repo.statistics import read_vocabulary
+from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import change, machine_line, table, write_report
-from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
 from serving.stages.reranking import (
-    NO_BOUGHT,
-    NO_RARITY,
     UNBOUNDED,
-    exposure_weights,
-    item_rarity,
     of_new_manufacturers,
-    rerank,
-    weigh,
 )
-from serving.stores.online_features import MemoryStore
 
 log = logging.getLogger(__name__)
 
@@ -81,28 +73,8 @@ class RerankWeights:
     spares_new: bool = True
 
 
-@dataclass(frozen=True)
-class ScoredLists:
-    """The items retrieved and scored for each test basket."""
-
-    statistics: Statistics
-    tasks: list[Task]
-    new_gain: float  # of the bundle
-    start: np.ndarray  # (q + 1,) where each basket's candidates begin
-    codes: np.ndarray  # (rows,) int32
-    scores: np.ndarray  # (rows,) float32
-    hidden: np.ndarray  # (rows,) bool, whether the shopper bought it, too
-    new: np.ndarray  # (rows,) bool, hidden and bought for the first time
-    bought: np.ndarray  # (rows,) bool, whether the shopper has bought it before
-
-
 def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     """Measure and write `rerank.json` and `rerank.md`; return the content of the JSON.
-
-    Args:
-        bundle: its weights are served now.
-        dataset: a data set with weeks before and after the bundle's cut.
-        out_dir: where the results go.
 
     Raises:
         ValueError: no test basket lies before the cut, or after it.
@@ -110,16 +82,15 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     before, data = machine_state(), read_dataset(dataset)
     loaded, purchases = load_bundle(bundle), purchases_of(data.events)
     cut, settings = pd.Timestamp(loaded.manifest["cut"]), loaded.settings
-    chosen_on = read_lists(
-        as_known(loaded, data, purchases, cut - VALIDATION), purchases, cut - VALIDATION, cut
-    )
-    judged_on = read_lists(loaded, purchases, cut, cut + TEST_WINDOW)
+    early = as_known(loaded, data, purchases, cut - VALIDATION)
+    chosen_on, early_scores = scored_lists(early, purchases, cut - VALIDATION, VALIDATION)
+    judged_on, scores = scored_lists(loaded, purchases, cut, TEST_WINDOW)
     served = RerankWeights(**{field.name: getattr(settings, field.name) for field in fields(RerankWeights)})
     log.info("choosing weights on %d baskets", len(chosen_on.tasks))
-    points = {weights: judge(chosen_on, weights) for weights in grid(settings.type_penalty)}
+    points = {weights: judge(chosen_on, early_scores, weights) for weights in grid(settings.type_penalty)}
     chosen = choose(points)
     log.info("chosen: %s; judging on %d baskets", chosen, len(judged_on.tasks))
-    off = judge(judged_on, RerankWeights())
+    off = judge(judged_on, scores, RerankWeights())
     figures = {
         "bundle_id": loaded.bundle_id,
         "chosen_on": len(chosen_on.tasks),
@@ -127,9 +98,9 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "items": len(loaded.statistics.item_ids),
         "items_of_new_manufacturers": int(of_new_manufacturers(loaded.statistics).sum()),
         "off": off[0],
-        "served": compared(judged_on, served, off),
-        "chosen": compared(judged_on, chosen, off),
-        "frontier": [compared(judged_on, weights, off) for weights in frontier(points)],
+        "served": compared(judged_on, scores, served, off),
+        "chosen": compared(judged_on, scores, chosen, off),
+        "frontier": [compared(judged_on, scores, weights, off) for weights in frontier(points)],
     }
     return write_report(out_dir, "rerank", figures, rerank_table, before)
 
@@ -141,28 +112,15 @@ def as_known(bundle: Bundle, data: Dataset, purchases: Purchases, moment: pd.Tim
     return replace(bundle, statistics=fit(purchases.before(moment), items, vocabulary, moment, ids))
 
 
-def read_lists(bundle: Bundle, purchases: Purchases, start: pd.Timestamp, end: pd.Timestamp) -> ScoredLists:
-    """Return the lists of the test baskets of some weeks, at most as many as `evaluate_bundle` asks.
-
-    Raises:
-        ValueError: there is no such basket.
-    """
-    tasks = read_tasks(purchases, bundle.statistics, start.timestamp(), end.timestamp()).hidden
-    if not tasks:
-        raise ValueError(f"no test basket from {start} to {end}: choose another --train-until")
-    recommender = Recommender(bundle, MemoryStore())
-    bounds, columns = [0], []
-    counts = Nightly(bundle, purchases, start)
-    prepared_each = prepared_tasks(bundle, tasks, DEFAULT_K, counts)
-    for task, prepared in with_progress(prepared_each, len(tasks), "baskets ranked"):
-        codes = prepared.candidates.codes
-        scores = recommender.rank(prepared.dense, prepared.categorical)
-        new = np.isin(codes, task.hidden[~task.bought_before])
-        bought = np.isin(codes, prepared.query.history.items)
-        columns.append((codes.astype(np.int32), scores, np.isin(codes, task.hidden), new, bought))
-        bounds.append(bounds[-1] + len(codes))
-    joined = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return ScoredLists(bundle.statistics, tasks, bundle.settings.new_gain, np.array(bounds), *joined)
+def scored_lists(
+    bundle: Bundle, purchases: Purchases, start: pd.Timestamp, window: pd.Timedelta
+) -> tuple[JudgedLists, np.ndarray]:
+    """Return the lists of the test baskets of some weeks, and the bundle's score of each candidate."""
+    with tempfile.TemporaryDirectory() as scratch:
+        lists = read_judged_lists(bundle, purchases, Path(scratch), start, window)
+        scores = OnnxRanker(bundle.path / "ranker.onnx").scores(lists.examples)
+    # A gigabyte that only the ranker reads.
+    return replace(lists, examples=replace(lists.examples, dense=np.empty(0))), scores
 
 
 def grid(type_penalty: float) -> list[RerankWeights]:
@@ -172,33 +130,22 @@ def grid(type_penalty: float) -> list[RerankWeights]:
     return [RerankWeights(), *(RerankWeights(type_penalty, exposure, *how) for exposure, how in tried)]
 
 
-def judge(lists: ScoredLists, weights: RerankWeights) -> Judgement:
+def judge(lists: JudgedLists, scores: np.ndarray, weights: RerankWeights) -> Judgement:
     """Return the metrics of lists of ten re-ranked with some weights, and NDCG@10 of each, (q,)."""
-    statistics = lists.statistics
-    own = exposure_weights(statistics, weights.exposure)
-    rarity = item_rarity(statistics, weights.novelty)
-    novel = np.array(weights.novel_slots, np.int64) - 1
-    types = statistics.categorical[:, 0]
+    statistics, settings = lists.bundle.statistics, replace(lists.bundle.settings, **asdict(weights))
     rows = np.full((len(lists.tasks), DEFAULT_K), -1)
-    for number in range(len(lists.tasks)):
-        begin, end = lists.start[number : number + 2].tolist()
-        codes = lists.codes[begin:end]
-        scores, known = lists.scores[begin:end], codes[lists.bought[begin:end]]
-        worth = weigh(statistics, codes, scores, own, lists.new_gain, known)
-        rare = NO_RARITY if rarity is None else rarity[codes]
-        bought = lists.bought[begin:end] if weights.spares_new else NO_BOUGHT
-        weighed = rare, novel, bought, weights.novel_loss
-        found = rerank(worth, types[codes], DEFAULT_K, weights.type_penalty, *weighed)
-        rows[number, : len(found)] = begin + found
+    for number, found in enumerate(lists.shown(scores, settings, DEFAULT_K)):
+        rows[number, : len(found)] = found
+    hidden, types = lists.examples.label.astype(bool), lists.examples.categorical[:, 1]
     shown = rows >= 0
     codes = lists.codes[rows[shown]]
     wanted = np.array([len(task.hidden) for task in lists.tasks])
     wanted_new = np.array([int((~task.bought_before).sum()) for task in lists.tasks])
-    hit, hit_new = lists.hidden[rows] & shown, lists.new[rows] & shown
+    hit, hit_new = hidden[rows] & shown, (hidden & ~lists.bought)[rows] & shown
     ideal = np.cumsum(DISCOUNT)[np.minimum(wanted, DEFAULT_K) - 1]
     ndcg = hit @ DISCOUNT / ideal
     share = np.maximum(statistics.basket_count, 1.0) / max(float(statistics.total_baskets), 1.0)
-    kinds = np.where(shown, types[lists.codes[rows]], -1)
+    kinds = np.where(shown, types[rows], -1)
     distinct = [len(set(kind[kind >= 0].tolist())) for kind in kinds]
     some_new = wanted_new > 0
     return {
@@ -219,11 +166,12 @@ def gains(found: dict[str, float], off: dict[str, float]) -> dict[str, float]:
     return {name: found[name] / off[name] - 1 if off[name] else 0.0 for name in METRICS}
 
 
-def compared(lists: ScoredLists, weights: RerankWeights, off: Judgement) -> dict[str, Any]:
+def compared(
+    lists: JudgedLists, scores: np.ndarray, weights: RerankWeights, off: Judgement
+) -> dict[str, Any]:
     """Return weights, their metrics, their gains against none, and the interval of NDCG@10's change."""
-    found, ndcg = judge(lists, weights)
-    boot = Bootstrap([task.user_id for task in lists.tasks])
-    ends = boot.ratio_interval(ndcg, off[1])
+    found, ndcg = judge(lists, scores, weights)
+    ends = lists.bootstrap.ratio_interval(ndcg, off[1])
     return {
         "weights": asdict(weights),
         "metrics": found,
@@ -241,13 +189,10 @@ def choose(points: dict[RerankWeights, Judgement]) -> RerankWeights:
         reached = sum(min(gained[name] / goal, 1.0) for name, goal in GOALS.items())
         return reached, gained["ndcg_at_10"]
 
-    return max(affordable(points), key=worth)
-
-
-def affordable(points: dict[RerankWeights, Judgement]) -> list[RerankWeights]:
-    """Return the weights that do not lose too much."""
-    off = points[RerankWeights()][0]["ndcg_at_10"]
-    return [weights for weights, (found, _) in points.items() if found["ndcg_at_10"] >= off * (1 - MOST_LOST)]
+    affordable = [
+        one for one in points if points[one][0]["ndcg_at_10"] >= off["ndcg_at_10"] * (1 - MOST_LOST)
+    ]
+    return max(affordable, key=worth)
 
 
 def frontier(points: dict[RerankWeights, Judgement]) -> list[RerankWeights]:

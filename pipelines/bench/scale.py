@@ -54,18 +54,15 @@ EVERY_S = 0.2  # between two looks at the memory
 
 
 def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
-    """Run the steps, each in a process of its own, and write `scale.json` and `.md`.
+    """Run the steps, each in a process of its own, and write `scale.json` and `.md`; return the JSON.
 
     Memory is the sum of the resident sets of a step's processes, five times a second. Pages that they share
-    count once for each. Where the largest process once had more than that, its own peak counts.
+    count once for each. A step that ends between two looks has at least its own peak.
 
     Args:
         items: size of the catalogue, a multiple of four, at most MOST_ITEMS.
         users: number of shoppers, at least half as many.
-        out_dir: the folder of the results.
-
-    Returns:
-        The content of the JSON file.
+        out_dir: of the results.
 
     Raises:
         ValueError: the sizes do not fit together, or the graph would not fit into one file.

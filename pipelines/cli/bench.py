@@ -20,6 +20,7 @@ from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
     from pipelines.bench.compression import TrainingLine
+    from pipelines.drills.canary import Case
     from pipelines.live.monitors import Programs
 
 RELEASE_DRILL = "release"
@@ -116,8 +117,8 @@ def bench_latency(context: Context, out: Path, seconds: float, requests: IO[byte
 def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bool, quick: bool) -> Any:
     """Measure capacity, tail and cost beside other servers.
 
-    Each runs beside our endpoint: KServe's own server, Feast's SDK as the store, the ranker as exported,
-    and plain FastAPI with PyTorch. With a Redis of its own; about half an hour.
+    Each runs beside our endpoint: KServe's own server, the ranker as exported, and plain FastAPI with
+    PyTorch. With a Redis of its own; about half an hour.
     """
     from pipelines.bench.load.measure import QUICK
     from pipelines.bench.load.measure import bench_load as measure
@@ -146,13 +147,8 @@ def bench_features(context: Context, out: Path, data: str, seconds: float, kills
     return measure(_bundle(context), read_dataset(_dataset(context, data)).events, out, seconds, kills)
 
 
-@_measures(
-    data_option,
-    click.option(
-        "--ceiling", is_flag=True, help="Also measure how good a list of these candidates could be."
-    ),
-)
-def bench_quality(context: Context, out: Path, data: str, ceiling: bool) -> Any:
+@_measures(data_option)
+def bench_quality(context: Context, out: Path, data: str) -> Any:
     """Measure the served path beside the baselines.
 
     Also two stages against the ranker over the whole catalogue, and items that are new after the cut.
@@ -160,7 +156,7 @@ def bench_quality(context: Context, out: Path, data: str, ceiling: bool) -> Any:
     from pipelines.bench.quality import bench_quality as measure
 
     retriever = evaluated_run(context.home).artifacts("train-retriever") / "checkpoint"
-    return measure(_bundle(context), _dataset(context, data), retriever, out, ceiling)
+    return measure(_bundle(context), _dataset(context, data), retriever, out)
 
 
 @_measures(data_option)
@@ -187,7 +183,7 @@ def bench_compression(context: Context, out: Path) -> Any:
 def bench_peers(context: Context, out: Path) -> Any:
     """Compare published methods with the champion.
 
-    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR, SASRec and LightGBM, tuned on the weeks
+    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS and LightGBM, tuned on the weeks
     before the cut. Takes about an hour.
     """
     from pipelines.bench.peers.compare import bench_peers as measure
@@ -269,7 +265,7 @@ def bench_drift(context: Context, out: Path, data: str) -> Any:
 def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool, out: Path) -> None:
     """Measure each result that the docs publish.
 
-    NAME is one or more of --list; without, all of them, in at most 90 minutes. Measures the champion of this
+    NAME is one or more of --list; without, all of them, in about 80 minutes. Measures the champion of this
     home on this commit. Skips results of the same commit, champion and processor.
     """
     _require_instruments("pipelines.bench")
@@ -317,27 +313,42 @@ def drill(
     from pipelines.drills.run import ALERTS, REPORT, run_drills
     from pipelines.drills.system import SHORT
 
-    if names[:1] == (RELEASE_DRILL,):
-        if short or with_alerts or listed:
-            raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
-        _drill_release(context, names[1:], out, data)
-        return
+    is_release = names[:1] == (RELEASE_DRILL,)
+    if is_release and (short or with_alerts or listed):
+        raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
     if listed:
         drills = choose_drills(names) if names else DRILLS
         context.answer([each.to_dict() for each in drills], list_table(drills))
         return
     if not names:
         raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
-    drills = choose_drills(names)
+    chosen: Any = _cases(names[1:]) if is_release else choose_drills(names)
     programs = _programs() if with_alerts else None
     home = train_toy_shop(context.home, sys.stderr) if data else context.home
     bundle = _bundle(Context(home, context.output))
-    offline_store, effort = home / "offline_store", SHORT if short else None
-    result = run_drills(drills, bundle, offline_store, _requests(bundle), out, effort, programs=programs)
-    report = out / f"{ALERTS if with_alerts else REPORT}.md"
-    context.answer(result, report.read_text(encoding="utf-8"))
+    parts = bundle, home / "offline_store", _requests(bundle), out
+    if is_release:
+        from pipelines.drills.canary_run import drill_release
+
+        result, report = drill_release(*parts, chosen), RELEASE_DRILL
+    else:
+        result = run_drills(chosen, *parts, SHORT if short else None, programs=programs)
+        report = ALERTS if with_alerts else REPORT
+    context.answer(result, (out / f"{report}.md").read_text(encoding="utf-8"))
     if not result["passed"]:
         click.get_current_context().exit(1)
+
+
+def _cases(names: tuple[str, ...]) -> list[Case]:
+    """Return the cases of these names of the drill `release`; none: all."""
+    from feature_repo.ids import closest
+    from pipelines.drills.canary import CASES
+
+    known = [case.name for case in CASES]
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"no case {name!r} of the drill {RELEASE_DRILL}: {closest(name, known)}")
+    return [case for case in CASES if not names or case.name in names]
 
 
 def _programs() -> Programs:
@@ -347,24 +358,6 @@ def _programs() -> Programs:
     if programs is None:
         raise click.UsageError(f"prometheus or alertmanager is not on the PATH, expected both: {INSTALL}")
     return programs
-
-
-def _drill_release(context: Context, names: tuple[str, ...], out: Path, data: str | None) -> None:
-    from feature_repo.ids import closest
-    from pipelines.drills.canary import CASES
-    from pipelines.drills.canary_run import drill_release
-
-    known = [case.name for case in CASES]
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"no case {name!r} of the drill release: {closest(name, known)}")
-    home = train_toy_shop(context.home, sys.stderr) if data else context.home
-    bundle = _bundle(Context(home, context.output))
-    cases = [case for case in CASES if not names or case.name in names]
-    result = drill_release(bundle, home / "offline_store", _requests(bundle), out, cases)
-    context.answer(result, (out / "release.md").read_text(encoding="utf-8"))
-    if not result["passed"]:
-        click.get_current_context().exit(1)
 
 
 COMMANDS = (bench, figures, drill)

@@ -137,7 +137,7 @@ def _flood(system: System) -> LoadPlan:
 
 def _plan(system: System, bodies: Sequence[bytes]) -> LoadPlan:
     url = f"{system.server.ready['http']}{PREDICT}"
-    return LoadPlan(url, system.flood.bodies(bodies), LONGEST_S, warm_up=0)
+    return LoadPlan(url, bodies, LONGEST_S, warm_up=0)
 
 
 @contextlib.contextmanager

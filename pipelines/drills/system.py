@@ -275,7 +275,7 @@ def stream_plans(
 ) -> dict[str, LoadPlan]:
     """Return the plans of the two constant streams, through the client and straight."""
     client = client_plan(testbed, client_at, client_rate)
-    bodies = testbed.generators[RAW].bodies(bodies_of(testbed.raw, wrapped=True))
+    bodies = bodies_of(testbed.raw, wrapped=True)
     raw = LoadPlan(f"{raw_at}{PREDICT}", bodies, LONGEST_S, raw_rate, warm_up=WARM_UP, keep=True, seed=1)
     return {CLIENT: replace(client, connections=connections), RAW: replace(raw, connections=connections)}
 
@@ -284,7 +284,7 @@ def client_plan(testbed: Testbed, at: str, rate: float) -> LoadPlan:
     """Return the plan of a constant stream through the client."""
     return LoadPlan(
         f"client+{at}",
-        testbed.generators[CLIENT].bodies(bodies_of(testbed.asked, wrapped=False)),
+        bodies_of(testbed.asked, wrapped=False),
         LONGEST_S,
         rate,
         warm_up=WARM_UP,

@@ -111,3 +111,9 @@ def test_a_missed_goal_is_counted_as_missed(monkeypatch: pytest.MonkeyPatch) -> 
     load = {**real("load"), "goals": [{"reached": True}, {"reached": False}, {"reached": None}]}
     monkeypatch.setattr(figures, "measured", lambda name: load if name == "load" else real(name))
     assert "| load goals reached | 1 of 3 |" in figures.headline()
+
+
+def test_each_report_is_of_the_commit_of_its_result() -> None:
+    """The page shows the reports, and names the commits of the results."""
+    for name in figures.PUBLISHED:
+        assert figures.measured(name)["commit"] in " ".join(figures.blocks(name)), name

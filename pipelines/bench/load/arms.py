@@ -4,7 +4,6 @@ Each arm decides one claim of the design. Arms that decided none are gone; `docs
 
 * `ours`: the endpoint as it ships.
 * `kserve-stock`: the models in KServe's own server. Decides whether an HTTP server of our own is worth it.
-* `feast-sdk`: the user's row through Feast's SDK. Decides whether a reader of our own is worth it.
 * `onnx-fp32`: the ranker as exported. Decides whether quantising and compiling it is worth it.
 * `fastapi-torch`: plain FastAPI and eager PyTorch, nothing kept or shared. The unoptimised path of the goals.
 
@@ -14,11 +13,10 @@ or this home cannot start is skipped with its reason.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ import pyarrow.parquet as pq
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
-from pipelines.bench.load.measured_server import MeasuredServer, private, started
+from pipelines.bench.load.measured_server import private
 from pipelines.run.runs import list_runs
 from serving.release.champion import Champion
-from serving.settings import Settings, variable
+from serving.settings import Settings
 
 PREDICT = "/v1/models/checkout:predict"
 OURS, UNOPTIMISED = "ours", "fastapi-torch"
@@ -45,9 +43,8 @@ class LoadSetup:
 
     bundle: Path
     settings: Settings  # the defaults but for the Redis and the deadline; homes are each arm's own
-    feast_home: Path  # Feast's registry of that Redis
-    student: Path | None = None  # the ranker before pruning, graph and torch weights; None: no run has it
-    pruned: Path | None = None  # the ranker that the bundle's was quantised and compiled from; see above
+    # Graph and torch weights on the way to the bundle's ranker, a key of `STEPS` each; None: no run has it.
+    rankers: Mapping[str, Path | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,21 @@ class Arm:
 
     name: str
     what: str  # a line for the report
-    command: Callable[[LoadSetup], Sequence[str]]
+    kind: str = ""  # see `arm_variants`; empty: the endpoint as it ships
+    needs: str = ""  # a ranker of the setup
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the setup's settings
-    needs: str = ""  # a ranker of the setup, a key of `STEPS`
+
+    def command(self, setup: LoadSetup) -> list[str]:
+        """Return the command that starts it."""
+        python = [sys.executable, "-P", "-m"]
+        if not self.kind:
+            return [*python, "serving.server", "--bundle", str(setup.bundle)]
+        ranker = [str(setup.rankers[self.needs])] if self.needs else []
+        return [*python, "pipelines.bench.load.arm_variants", self.kind, str(setup.bundle), *ranker]
 
     def missing(self, setup: LoadSetup) -> str:
         """Return why it cannot be measured, or an empty text."""
-        variables = {variable(setting.name) for setting in fields(Settings)}
-        if unknown := sorted(set(self.environment) - variables):
-            return f"this version has no {', '.join(unknown)}"
-        if self.needs and getattr(setup, self.needs) is None:
+        if self.needs and setup.rankers.get(self.needs) is None:
             return f"no run under this home keeps what {STEPS[self.needs]} made on the way to the champion"
         return ""
 
@@ -75,44 +77,26 @@ class Arm:
         return Settings.from_env({**settings.to_env(), **self.environment})
 
 
-def _ours(setup: LoadSetup) -> list[str]:
-    return [sys.executable, "-P", "-m", "serving.server", "--bundle", str(setup.bundle)]
-
-
-def _variant(**changes: str) -> Callable[[LoadSetup], list[str]]:
-    """Return the command of a variant; its paths are given by their names in the setup."""
-
-    def command(setup: LoadSetup) -> list[str]:
-        values = {
-            name: value if name == "server" else str(getattr(setup, value)) for name, value in changes.items()
-        }
-        document = json.dumps({"bundle": str(setup.bundle), **values})
-        return [sys.executable, "-P", "-m", "pipelines.bench.load.arm_variants", document]
-
-    return command
-
-
 ARMS = (
-    Arm(OURS, "as it ships, one process", _ours),
+    Arm(OURS, "as it ships, one process"),
     Arm(
         "kserve-stock",
         "our models in KServe's own server, with its logs in place of our request log",
-        _variant(server="kserve"),
-        {"RECO_REQUEST_LOG": "off"},
+        "kserve",
+        environment={"RECO_REQUEST_LOG": "off"},
     ),
-    Arm("feast-sdk", "the user's row through Feast's SDK", _variant(feast_home="feast_home")),
     Arm(
         "onnx-fp32",
         "the pruned ranker's graph as exported: FP32, neither quantised nor optimised ahead of time",
-        _variant(graph="pruned"),
-        needs="pruned",
+        "graph",
+        "pruned",
     ),
     Arm(
         UNOPTIMISED,
         "plain FastAPI, the student before pruning in eager PyTorch, no batching: what one writes first; "
         "no request log, no metrics",
-        _variant(server="fastapi", weights="student"),
-        needs="student",
+        "fastapi",
+        "student",
     ),
 )
 
@@ -127,27 +111,6 @@ def choose_arms(names: Sequence[str]) -> tuple[Arm, ...]:
     if unknown := sorted(set(names) - set(existing)):
         raise ValueError(f"no arm {unknown[0]!r}: choose among {', '.join(existing)}")
     return tuple(arm for arm in ARMS if not names or arm.name in (OURS, *names))
-
-
-@contextlib.contextmanager
-def running(arm: Arm, setup: LoadSetup, home: Path) -> Iterator[MeasuredServer]:
-    """Start an arm with this new folder as home and for its log; it ends with the block.
-
-    Raises:
-        RuntimeError: it did not become ready.
-    """
-    home.mkdir()
-    environment = arm.settings(setup, home).to_env()
-    with started(arm.command(setup), environment, home / "server.log") as server:
-        yield server
-
-
-def differing(settings: Settings) -> dict[str, str]:
-    """Return the variables of all settings that differ from their defaults."""
-    default, environment = Settings(), settings.to_env()
-    names = [setting.name for setting in fields(Settings)]
-    changed = [name for name in names if getattr(settings, name) != getattr(default, name)]
-    return {variable(name): environment[variable(name)] for name in changed}
 
 
 def fill_store(

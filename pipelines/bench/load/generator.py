@@ -6,7 +6,7 @@ very requests that would have met the stall are not sent ("coordinated omission"
 Latency, 2013). Every sample is kept, so that percentiles are exact.
 
     with load_generator() as generator:
-        load = generator.run(LoadPlan(url, generator.bodies(bodies), seconds=5, rate=200))
+        load = generator.run(LoadPlan(url, bodies, seconds=5, rate=200))
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ import gc
 import itertools
 import os
 import selectors
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
 from pipelines.bench.report import percentiles
@@ -48,7 +47,7 @@ class LoadPlan:
     # http://HOST:PORT/PATH, or client+http://HOST:PORT, the project's own
     # client: its bodies are request lines, and its answers are kept as the JSON of a response.
     url: str
-    bodies: str  # a file of `LoadGenerator.bodies`; they are sent in turn
+    bodies: Sequence[bytes]  # sent in turn
     seconds: float
     rate: float = 0.0  # requests per second; 0: closed loop, a connection sends again after its answer
     connections: int = 64  # at most; the wait for a free connection is part of the latency
@@ -118,59 +117,44 @@ class Load:
 class LoadGenerator:
     """The generator's process, from the side of a bench."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self._process, self._folder = process, folder
-        self._numbers = itertools.count()
-
-    def bodies(self, bodies: Sequence[bytes]) -> str:
-        """Write request bodies where the generator finds them; return the file's name.
-
-        Raises:
-            ValueError: there are no bodies.
-        """
-        if not bodies:
-            raise ValueError("no requests to ask: give at least one request line")
-        file = self._folder / f"bodies-{next(self._numbers)}.npz"
-        np.savez(file, **_packed(bodies))
-        return str(file)
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
     def run(self, plan: LoadPlan) -> Load:
         """Carry a plan out.
 
         Raises:
-            RuntimeError: the generator died; the message holds its output.
+            RuntimeError: the generator died; its last words are on stderr.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        file = self._folder / f"load-{next(self._numbers)}.npz"
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(orjson.dumps({"plan": asdict(plan), "out": str(file)}) + b"\n")
-            self._process.stdin.flush()
-        if not self._process.stdout.readline():
-            said = (self._folder / "generator.log").read_text().strip()
-            raise RuntimeError(f"the load generator died: {said[-2_000:] or 'it said nothing'}")
-        load = _read(file)
-        file.unlink()
+        try:
+            self._pipe.send(plan)
+            load: Load = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("the load generator died: stderr says why") from error
         return load
 
 
 @contextlib.contextmanager
 def load_generator() -> Iterator[LoadGenerator]:
     """Start a generator; it ends with the block."""
-    with tempfile.TemporaryDirectory(prefix="reco-load-") as scratch:
-        folder = Path(scratch)
-        with (folder / "generator.log").open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.bench.load.generator"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-            )
-        with process:
-            try:
-                yield LoadGenerator(process, folder)
-            finally:
-                process.kill()
+    context = get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=_carry_out_all, args=(its,), daemon=True)
+    process.start()
+    its.close()
+    with ours:
+        try:
+            yield LoadGenerator(ours)
+        finally:
+            process.kill()
+            process.join()
+
+
+def _carry_out_all(plans: Connection) -> None:
+    """Carry out each plan that comes, and answer with its load; the bench ends this process."""
+    with asyncio.Runner(loop_factory=open_loop) as runner:
+        while True:
+            plans.send(carry_out(plans.recv(), runner))
 
 
 @contextlib.contextmanager
@@ -190,13 +174,13 @@ def sending(*plans: tuple[LoadGenerator, LoadPlan]) -> Iterator[list[Load]]:
         loads += [one.result() for one in asking]
 
 
-def carry_out(plan: LoadPlan, bodies: Sequence[bytes], runner: asyncio.Runner) -> Load:
+def carry_out(plan: LoadPlan, runner: asyncio.Runner) -> Load:
     """Send all requests of a plan in this process."""
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        return runner.run(_carry_out(plan, bodies))
+        return runner.run(_carry_out(plan))
     finally:
         gc.unfreeze()
         gc.enable()
@@ -207,13 +191,15 @@ def open_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
-async def _carry_out(plan: LoadPlan, bodies: Sequence[bytes]) -> Load:
+async def _carry_out(plan: LoadPlan) -> Load:
     pool = ConnectionPool(plan)
-    turn = _turn(bodies, plan.start)
+    turn = _turn(plan.bodies, plan.start)
     try:
         if plan.warm_up:
             at_once = min(plan.connections, WARM_UP_CONNECTIONS)
-            await _closed(pool, _turn(bodies, plan.start - plan.warm_up), at_once, WARM_UP_S, plan.warm_up)
+            await _closed(
+                pool, _turn(plan.bodies, plan.start - plan.warm_up), at_once, WARM_UP_S, plan.warm_up
+            )
         await asyncio.sleep(PAUSE_S)
         cpu, began = time.process_time(), pool.now()
         if plan.rate > 0:
@@ -298,46 +284,3 @@ def _load(exchanges: Sequence[Exchange], began: float, ended: float, cpu_s: floa
         answers=[one.answer for one in exchanges] if keep else [],
         began_s=began,
     )
-
-
-def _packed(texts: Sequence[bytes]) -> dict[str, Any]:
-    lengths = np.array([len(text) for text in texts], np.int64)
-    return {"lengths": lengths, "data": np.frombuffer(b"".join(texts), np.uint8)}
-
-
-def _unpacked(lengths: np.ndarray, data: np.ndarray) -> list[bytes]:
-    ends = np.cumsum(lengths).tolist()
-    whole = data.tobytes()
-    return [whole[start:end] for start, end in itertools.pairwise([0, *ends])]
-
-
-def _write(file: Path, load: Load) -> None:
-    arrays: dict[str, Any] = {name: value for name, value in vars(load).items() if name != "answers"}
-    np.savez(file, **arrays, **_packed(load.answers))
-
-
-def _read(file: Path) -> Load:
-    with np.load(file, allow_pickle=False) as stored:
-        arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-    answers = _unpacked(arrays.pop("lengths"), arrays.pop("data"))
-    cpu_s, began_s = (float(arrays.pop(name)) for name in ("generator_cpu_s", "began_s"))
-    return Load(**arrays, generator_cpu_s=cpu_s, began_s=began_s, answers=answers)
-
-
-def main() -> None:
-    """Carry out the plans that come on stdin, a line each; say on stdout when one is done."""
-    bodies: dict[str, list[bytes]] = {}
-    with asyncio.Runner(loop_factory=open_loop) as runner:
-        for line in sys.stdin.buffer:
-            given = orjson.loads(line)
-            plan = LoadPlan(**given["plan"])
-            if plan.bodies not in bodies:
-                with np.load(plan.bodies, allow_pickle=False) as stored:
-                    bodies[plan.bodies] = _unpacked(stored["lengths"], stored["data"])
-            _write(Path(given["out"]), carry_out(plan, bodies[plan.bodies], runner))
-            sys.stdout.write("done\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

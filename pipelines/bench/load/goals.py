@@ -7,6 +7,7 @@ unoptimised path: 62.5 % of p50, which is 2.67 x, and 3.2 x the throughput.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ STAGE_P99_MS = {"features": 0.5, "retrieval": 1.0, "ranking": 1.0, "reranking": 
 # Percentile, sign and milliseconds, of an open loop at half of the capacity.
 HALF_MS = (("p50", "<=", 45), ("p95", "<=", 90), ("p99", "<", 100))
 WORDS = {"<=": "within", "<": "below"}
+HOLDS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge}
+INFINITE = float("inf")
 Result = Mapping[str, Any]
 # A figure; None if it was not measured; infinite if the other arm holds no rate to compare with.
 Read = Callable[[Result], float | None]
@@ -40,11 +43,11 @@ class Goal:
     def judge(self, result: Result) -> dict[str, Any]:
         """Return the goal with its figure, as plain JSON types; `reached` is None without a figure."""
         measured = self.read(result)
-        reached = None if measured is None else _holds(measured, self.sign, self.bound)
+        reached = None if measured is None else HOLDS[self.sign](measured, self.bound)
         return {
             "name": self.name,
             "goal": self.wanted,
-            "measured": measured if measured is None or measured < float("inf") else None,
+            "measured": measured if measured is None or measured < INFINITE else None,
             "unit": self.unit,
             "reached": reached,
         }
@@ -61,56 +64,30 @@ def _goals(result: Result) -> Iterator[Goal]:
     yield Goal("p99 over KServe REST, one at a time", "<=", 4.0, " ms", _of(OURS, "alone", "p99_ms"))
     for stage, bound in STAGE_P99_MS.items():
         yield Goal(f"p99 of {stage}", "<", bound, " ms", _of(OURS, "stages", stage, "p99"))
-    yield from _of_the_stages()
-    yield Goal("processor time of an answer", "<=", 1.8, " ms", _of(OURS, "cpu_ms"))
-    yield Goal(f"answers a second, one process, {within}", ">=", 500, "", _of(OURS, "capacity", "rate"))
-    lower = _of(UNOPTIMISED, "ratio", "p50_ms", "median")  # theirs over ours, round by round
-    yield Goal(f"p50 lower than that of `{UNOPTIMISED}`", ">=", 2.67, " x", lower)
-    yield Goal(f"capacity higher than that of `{UNOPTIMISED}`", ">=", 3.2, " x", _capacity_gain)
-    yield Goal("p99 with the longest basket, against one item", "<=", 1.5, " x", _growth)
-    goodput = _percent("arms", OURS, "overload", "goodput_ratio")
-    yield Goal("full answers in time at three times the capacity", ">=", 90, " %", goodput)
-    yield from _of_half_and_start()
-    if "endurance" in result:
-        yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
-
-
-def _of_the_stages() -> Iterator[Goal]:
     together = "p99 of retrieval, ranking and re-ranking of an answer together, within 50 ms"
     yield Goal(together, "<=", 50, " ms", _of(OURS, "choosing", "p99"))
     explained = "share of the client's mean time that the stages explain, at least 75 %"
-    yield Goal(explained, ">=", 75, " %", _explained)
-
-
-def _of_half_and_start() -> Iterator[Goal]:
+    rest = _of(OURS, "stages", "unexplained", "share")
+    yield Goal(explained, ">=", 75, " %", _changed(rest, lambda share: 100 * (1 - share)))
+    yield Goal("processor time of an answer", "<=", 1.8, " ms", _of(OURS, "cpu_ms"))
+    yield Goal(f"answers a second, one process, {within}", ">=", 500, "", _of(OURS, "capacity", "rate"))
+    # Theirs over ours, round by round; a rate of 0 is infinitely less.
+    lower, gain = (_of(UNOPTIMISED, "ratio", name, "median") for name in ("p50_ms", "capacity"))
+    higher = _changed(gain, lambda ratio: 1 / ratio if ratio else INFINITE)
+    yield Goal(f"p50 lower than that of `{UNOPTIMISED}`", ">=", 2.67, " x", lower)
+    yield Goal(f"capacity higher than that of `{UNOPTIMISED}`", ">=", 3.2, " x", higher)
+    growth = part_of("basket_length", "growth", "p99")
+    yield Goal("p99 with the longest basket, against one item", "<=", 1.5, " x", growth)
+    goodput = _changed(_of(OURS, "overload", "goodput_ratio"), lambda ratio: 100 * ratio)
+    yield Goal("full answers in time at three times the capacity", ">=", 90, " %", goodput)
     for name, sign, bound in HALF_MS:
         title = f"{name} at half of the capacity, {WORDS[sign]} {bound} ms"
         yield Goal(title, sign, bound, " ms", _of(OURS, "half", "ms", name))
     yield Goal("slowest answer at half of the capacity, within 2 s", "<=", 2_000, " ms", _slowest)
     yield Goal("from start to ready, within 20 s", "<=", 20, " s", _of(OURS, "ready_s"))
     yield Goal("first answer of all, within 2 x the warm p99", "<=", 2, " x", _first)
-
-
-def _holds(measured: float, sign: str, bound: float) -> bool:
-    return {"<=": measured <= bound, "<": measured < bound, ">=": measured >= bound}[sign]
-
-
-def _of(arm: str, *path: str) -> Read:
-    return part_of("arms", arm, *path)
-
-
-def _capacity_gain(result: Result) -> float | None:
-    gain = _of(UNOPTIMISED, "ratio", "capacity", "median")(
-        result
-    )  # theirs over ours, measured beside each other
-    if gain is None:
-        return None
-    return 1 / gain if gain else float("inf")
-
-
-def _growth(result: Result) -> float | None:
-    growth: float | None = result["basket_length"]["growth"]["p99"]
-    return growth
+    if "endurance" in result:
+        yield Goal(f"growth of memory in {ENDURED:,} requests", "<=", 5, " MiB", _memory)
 
 
 def part_of(*path: str) -> Read:
@@ -125,12 +102,16 @@ def part_of(*path: str) -> Read:
     return read
 
 
-def _percent(*path: str) -> Read:
-    def read(result: Result) -> float | None:
-        ratio = part_of(*path)(result)
-        return None if ratio is None else 100 * ratio
+def _of(arm: str, *path: str) -> Read:
+    return part_of("arms", arm, *path)
 
-    return read
+
+def _changed(read: Read, change: Callable[[float], float]) -> Read:
+    def changed(result: Result) -> float | None:
+        figure = read(result)
+        return None if figure is None else change(figure)
+
+    return changed
 
 
 def _memory(result: Result) -> float | None:
@@ -139,14 +120,9 @@ def _memory(result: Result) -> float | None:
     return endurance["mb_per_1000_requests"] * ENDURED / 1e3 if endurance["requests"] >= ENDURED else None
 
 
-def _explained(result: Result) -> float | None:
-    rest = _of(OURS, "stages", "unexplained", "share")(result)
-    return None if rest is None else 100 * (1 - rest)
-
-
 def _slowest(result: Result) -> float | None:
     # An unanswered request waited longer than any answered one.
-    return float("inf") if _of(OURS, "half", "unanswered")(result) else _of(OURS, "half", "ms", "max")(result)
+    return INFINITE if _of(OURS, "half", "unanswered")(result) else _of(OURS, "half", "ms", "max")(result)
 
 
 def _first(result: Result) -> float | None:
@@ -154,4 +130,4 @@ def _first(result: Result) -> float | None:
     if "first_ms" not in ours or warm is None:
         return None
     # A missing or degraded answer was not in time.
-    return float("inf") if ours["first_ms"] is None or ours["first_degraded"] else ours["first_ms"] / warm
+    return INFINITE if ours["first_ms"] is None or ours["first_degraded"] else ours["first_ms"] / warm

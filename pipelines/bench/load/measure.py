@@ -13,7 +13,7 @@ import itertools
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,20 +30,18 @@ from pipelines.bench.load.arms import (
     Arm,
     LoadSetup,
     choose_arms,
-    differing,
     fill_store,
     ranker_of,
-    running,
 )
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
 from pipelines.bench.load.goals import judge_goals
 from pipelines.bench.load.local_store import local_server
-from pipelines.bench.load.measured_server import MeasuredServer
+from pipelines.bench.load.measured_server import MeasuredServer, started
 from pipelines.bench.load.report import draw_load, load_table
 from pipelines.bench.load.rows import pooled_row, ratios
-from pipelines.bench.load.trials import OVERLOAD, OVERLOAD_CONNECTIONS, basket_lengths, memory_growth
-from pipelines.bench.report import write_report
+from pipelines.bench.report import percentiles, write_report
+from serving.release.bundle import load_bundle
 from serving.release.champion import Champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings
@@ -54,6 +52,10 @@ PROBE_REQUESTS = 200  # a probe is so long that about so many are due, within li
 WARM_UP = 20  # requests before each run: a server that idled has cold caches
 PATIENCE_S = 60.0  # with the first answer of all
 FIRST_LOAD = 0.4  # of one processor: the first guess at half of the capacity
+OVERLOAD = 3.0  # times the capacity
+OVERLOAD_CONNECTIONS = 512  # so that the requests wait at the server, not at the client
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
+BASKETS = 200  # different ones of a length
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,8 @@ class ArmRun:
 
     arm: Arm
     server: MeasuredServer
-    bodies: str
+    bodies: Sequence[bytes]
     ready_s: float
-    settings: Mapping[str, str]  # its variables that differ from their defaults
     first_ms: float | None = None
     first_degraded: bool = False
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -126,7 +127,7 @@ class LoadBench:
 
     generator: LoadGenerator
     requests: Sequence[Mapping[str, Any]]
-    bodies: str  # the requests as the generator reads them
+    bodies: Sequence[bytes]  # the requests as the generator sends them
     setup: LoadSetup
     effort: LoadEffort
     goal_ms: float
@@ -144,13 +145,18 @@ class LoadBench:
 
     @contextlib.contextmanager
     def running(self, arm: Arm) -> Iterator[ArmRun]:
-        """Start an arm and send its first request; it ends with the block."""
+        """Start an arm and send its first request; it ends with the block.
+
+        Raises:
+            RuntimeError: it did not become ready.
+        """
         home = Path(tempfile.mkdtemp(dir=self.scratch)) / arm.name
+        home.mkdir()
+        environment = arm.settings(self.setup, home).to_env()
         began = time.perf_counter()
-        with running(arm, self.setup, home) as server:
+        with started(arm.command(self.setup), environment, home / "server.log") as server:
             ready_s = time.perf_counter() - began
-            settings = differing(arm.settings(self.setup, home))
-            run = ArmRun(arm, server, self.bodies, ready_s, settings)
+            run = ArmRun(arm, server, self.bodies, ready_s)
             send_first(self.generator, run)
             log.info("%s is ready after %.1f s", arm.name, ready_s)
             yield run
@@ -173,9 +179,9 @@ def bench_load(
         home: of the champion; its offline store fills a Redis of the bench's own.
         champion: whose bundle all arms serve.
         requests: request lines, sent in turn.
-        out_dir: folder of the results.
+        out_dir: of the results.
         names: of the arms; none: all.
-        effort: the length of each measurement.
+        effort: see `LoadEffort`.
         goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.
@@ -198,9 +204,9 @@ def bench_load(
         if deadline_ms is not None:
             settings = replace(settings, deadline_ms=deadline_ms)
         rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}
-        setup = LoadSetup(bundle, settings, scratch / "feast", **rankers)
+        setup = LoadSetup(bundle, settings, rankers)
         generator = stack.enter_context(load_generator())
-        bodies = generator.bodies([orjson.dumps({"instances": [request]}) for request in requests])
+        bodies = [orjson.dumps({"instances": [request]}) for request in requests]
         bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
@@ -335,18 +341,60 @@ def long_enough(seconds: float, rate: float) -> float:
 
 def measure_ours(bench: LoadBench, arm: Arm, endurance: bool) -> dict[str, Any]:
     """Measure ours alone: long baskets, memory."""
-    effort = bench.effort
     with bench.running(arm) as ours:
         send_alone(bench, ours)
         log.info("basket length")
-        figures = {
-            "basket_length": basket_lengths(
-                lambda bodies: bench.send(replace(ours, bodies=bodies), effort.lengths_s),
-                *(bench.generator, bench.setup.bundle, bench.requests, effort.rounds),
-            )
-        }
+        figures = {"basket_length": basket_lengths(bench, ours)}
         if endurance:
             log.info("endurance")
             send = partial(bench.send, ours)
-            figures["endurance"] = memory_growth(send, ours.server, effort.endurance)
+            figures["endurance"] = memory_growth(send, ours.server, bench.effort.endurance)
     return figures
+
+
+def basket_lengths(bench: LoadBench, ours: ArmRun) -> dict[str, Any]:
+    """Send baskets of each of `LENGTHS`, popular items more often, by the shoppers of the requests."""
+    statistics = load_bundle(bench.setup.bundle).statistics
+    sold = np.asarray(statistics.basket_count, np.float64)
+    rng = np.random.default_rng(0)
+    asked: dict[int, list[bytes]] = {}
+    for length in (length for length in LENGTHS if length <= len(sold) // 2):
+        asked[length] = []
+        for request in bench.requests[:BASKETS]:
+            codes = rng.choice(len(sold), length, replace=False, p=sold / sold.sum())
+            line = {**request, "basket": statistics.item_ids[codes].tolist()}
+            asked[length].append(orjson.dumps({"instances": [line]}))
+    took: dict[int, list[np.ndarray]] = {length: [] for length in asked}
+    for _ in range(bench.effort.rounds):
+        for length, bodies in asked.items():
+            load = bench.send(replace(ours, bodies=bodies), bench.effort.lengths_s)
+            took[length].append(load.client_ms[load.answered])
+    rows = {str(length): percentiles(np.concatenate(ms)) for length, ms in took.items()}
+    first, *_, last = rows.values()
+    growth = {
+        name: (last[name] or 0.0) / (first[name] or np.inf) if last[name] and first[name] else None
+        for name in ("p50", "p99")
+    }
+    return {"ms": rows, "growth": growth}
+
+
+def memory_growth(
+    send: Callable[..., Load], server: MeasuredServer, requests: int, steps: int = 20
+) -> dict[str, Any]:
+    """Send requests without a pause, four at a time; return memory and its slope after the first quarter."""
+    each = max(requests // steps, 1)
+    points = [(0, server.memory_mb()["rss"])]
+    failed = 0
+    for _ in range(steps):
+        load = send(3_600.0, requests=each, connections=4, warm_up=0, patience_s=60.0)
+        failed += int((~load.answered).sum())
+        points.append((points[-1][0] + len(load.status), server.memory_mb()["rss"]))
+    counts, rss = np.array(points[steps // 4 :], np.float64).T
+    slope = float(np.polyfit(counts, rss, 1)[0])
+    return {
+        "requests": points[-1][0],
+        "failed": failed,
+        "rss_mb": points,
+        "mb_per_1000_requests": slope * 1e3,
+        "mb_after_warm_up": float(rss[-1] - rss[0]),
+    }

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
 
+import httpx
 import orjson
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -76,30 +76,25 @@ class MeasuredServer:
         """Return the values of a metric in its /metrics now, by those of its labels in their order.
 
         Raises:
-            OSError: it shows no metrics.
+            httpx.HTTPError: it shows no metrics.
         """
-        directly = build_opener(ProxyHandler({}))
-        with directly.open(f"{self.ready['http']}/metrics", timeout=METRICS_S) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
+        page = httpx.get(f"{self.ready['http']}/metrics", timeout=METRICS_S, trust_env=False)
         return {
             tuple(sample.labels.values()): sample.value
-            for family in families
+            for family in text_string_to_metric_families(page.raise_for_status().text)
             for sample in family.samples
             if sample.name == metric
         }
 
 
 @contextlib.contextmanager
-def started(
-    command: Sequence[str], environment: Mapping[str, str], output: Path, start_s: float = START_S
-) -> Iterator[MeasuredServer]:
+def started(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Iterator[MeasuredServer]:
     """Start a server and wait for its ready line; it ends with the block, together with its children.
 
     Args:
         command: it writes a line {"event": "ready", "http": ADDRESS, ...} to stderr.
         environment: all its variables.
         output: file that gets its output.
-        start_s: how long it may take.
 
     Raises:
         RuntimeError: it did not become ready; the message holds its output.
@@ -107,7 +102,7 @@ def started(
     with output.open("wb") as out:
         process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
     try:
-        events = _wait_ready(process, output, start_s)
+        events = _wait_ready(process, output)
         yield MeasuredServer(process, events.of("ready")[0], events)
     finally:
         _stop(process)
@@ -126,9 +121,9 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _wait_ready(process: subprocess.Popen[bytes], output: Path, start_s: float) -> Events:
+def _wait_ready(process: subprocess.Popen[bytes], output: Path) -> Events:
     events = Events(output)
-    until = time.monotonic() + start_s
+    until = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < until:
         if events.of("ready"):
             return events

@@ -11,8 +11,6 @@ import numpy as np
 from pipelines.bench.load.arms import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
-# The address of an arm says nothing about its speed.
-_ADDRESSES = {"RECO_HOME", "RECO_HOST", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
 _COMPARED = ("p50_ms", "cpu_ms", "capacity")
 _COLOURS, _OTHERS = {OURS: "tab:blue", UNOPTIMISED: "tab:red"}, "#bbbbbb"
 
@@ -25,13 +23,10 @@ def load_table(result: Mapping[str, Any]) -> str:
         _summary(result),
         goal_table(result["goals"]),
         [_preface(result)],
-        _compared(result),
+        ["The arms:", "", *(f"- {name}: {arm['what']}" for name, arm in result["arms"].items())],
         _stages(result),
-        _start(result),
         _under_load(result),
-        _lengths(result["basket_length"]),
         _endurance(result.get("endurance")),
-        _probes(result),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
@@ -80,7 +75,8 @@ def _preface(result: Mapping[str, Any]) -> str:
         f"Python {result['software']['python']}; "
         f"{result['measured_at']}. {result['requests']:,} different requests, "
         f"at most {result['candidates']} candidates ranked for each, "
-        f"{result['online_store']['users']:,} shoppers' rows. Each arm runs beside ours alone; "
+        f"{result['online_store']['users']:,} shoppers' rows, no limit for one of them. "
+        "Each arm runs beside ours alone; "
         f"{effort['rounds']} rounds of {effort['alone_s']:g} s and {effort['searches']} searches of the "
         "capacity, in turns. Medians and ranges over rounds, for ours over all pairs; ratios are those of a "
         "round. A ratio whose range holds 1 is called no difference: the noise of this machine is as large."
@@ -113,14 +109,6 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _compared(result: Mapping[str, Any]) -> list[str]:
-    lines = ["The arms:", ""]
-    for name, arm in result["arms"].items():
-        changed = [f"{key}={value}" for key, value in arm["settings"].items() if key not in _ADDRESSES]
-        lines.append(f"- {name}: {arm['what']}" + (f" ({', '.join(changed)})" if changed else ""))
-    return lines
-
-
 def _stages(result: Mapping[str, Any]) -> list[str]:
     arms = {name: arm["stages"] for name, arm in result["arms"].items() if arm["stages"]}
     rows = [
@@ -138,23 +126,6 @@ def _stages(result: Mapping[str, Any]) -> list[str]:
         ]
     unexplained = "`unexplained` is network, client, JSON, checks and the server of each arm."
     return [*lines, "", f"Means add up to the client's: {unexplained}"]
-
-
-def _start(result: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for name, arm in result["arms"].items():
-        first = short(arm["first_ms"]) + (" (degraded)" if arm["first_degraded"] else "")
-        warm = arm["alone"]
-        rows.append([name, fixed(arm["ready_s"], 1), first, short(warm["p50_ms"]), short(warm["p99_ms"])])
-    head = ["arm", "ready after s", "first answer ms", "warm p50 ms", "warm p99 ms"]
-    return [
-        "## From start to the first answer",
-        "",
-        *table(head, rows),
-        "",
-        "Ready: from the start of the process to its ready line. The first answer is that to the first "
-        "request of all, connecting included. Warm: one at a time, as above.",
-    ]
 
 
 def _under_load(result: Mapping[str, Any]) -> list[str]:
@@ -191,19 +162,6 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _lengths(figures: Mapping[str, Any]) -> list[str]:
-    growth = figures["growth"]
-    grown = " and ".join(f"{p} {growth[p]:.2f}x" for p in ("p50", "p99") if growth[p])
-    rows = [[length, short(row["p50"]), short(row["p99"])] for length, row in figures["ms"].items()]
-    return [
-        "## Length of the basket (ours, one at a time)",
-        "",
-        *table(["items", "p50 ms", "p99 ms"], rows),
-        "",
-        f"From 1 item to {list(figures['ms'])[-1]}: {grown or 'too few samples to say'}.",
-    ]
-
-
 def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
     if figures is None:
         return []
@@ -215,13 +173,6 @@ def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
         f"{figures['mb_per_1000_requests']:.3f} MB a thousand requests; {figures['rss_mb'][0][1]:.0f} MB at "
         f"the start, {figures['rss_mb'][-1][1]:.0f} at the end.",
     ]
-
-
-def _probes(result: Mapping[str, Any]) -> list[str]:
-    rows = []
-    for name, arm in result["arms"].items():
-        rows.append([name, ", ".join(f"{rate:,.4g}: {p99:.1f}" for rate, p99 in _curve(arm))])
-    return ["## On the way to each capacity", "", *table(["arm", "answers/s: p99 ms"], rows)]
 
 
 def _curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:

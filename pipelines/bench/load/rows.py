@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.bench.load.connections import UNANSWERED
-from pipelines.bench.load.trials import FEWEST
 from pipelines.bench.report import percentiles
 
 if TYPE_CHECKING:
     from pipelines.bench.load.measure import ArmRun
 
 CHOOSING = ("retrieval", "ranking", "reranking")  # the stages that choose the list
+FEWEST = 20  # requests; a share of fewer means nothing
 ROUNDS = ("p50_ms", "p99_ms", "cpu_ms")
 COUNTS = ("requests", "answered", "failed", "refused", "unanswered", "degraded", "late")
 Answers = Sequence[Mapping[str, float]]  # of each answer the stages' milliseconds, and `client_ms`
@@ -28,7 +28,6 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     answers = [answer for run in runs for answer in run.answers]
     row = {
         "what": first.arm.what,
-        "settings": first.settings,
         "ready_s": _median([run.ready_s for run in runs]),
         "first_ms": _median([run.first_ms for run in runs]),
         "first_degraded": any(run.first_degraded for run in runs),

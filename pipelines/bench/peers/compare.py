@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import window_s
+from components.evaluation.evaluate_bundle import tasks_after
 from components.evaluation.metrics import METRICS, Bootstrap, Tally, ratios, summary
 from components.evaluation.protocol import Task, read_tasks
 from components.measurement import machine_state
@@ -82,7 +82,7 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
     early = read_seen(known.before(start), statistics)
     for name, peer in (PEERS if peers is None else peers).items():
         chosen |= _choose(name, peer, early, validation, statistics, tried)
-    tasks = read_tasks(purchases, statistics, *window_s(cut)).hidden
+    tasks = tasks_after(purchases, statistics, cut).hidden
     boot = Bootstrap([task.user_id for task in tasks])
     tallies: dict[str, Tally] = {}
     fit_s: dict[str, float] = {}
@@ -94,7 +94,7 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
         tallies[name] = _judge(score, tasks, statistics)
         log.info("%s: %s", name, summary(tallies[name], boot, seen.items)["ndcg_at_10"])
     with tempfile.TemporaryDirectory() as scratch:
-        lists = read_judged_lists(bundle, data, Path(scratch))
+        lists = read_judged_lists(bundle, purchases, Path(scratch), cut)
         began = time.monotonic()
         place = Path(scratch) / "lambdarank"
         train_ranker(line.examples, line.statistics, place, "gradient_boosting", line.ranker_params)

@@ -8,7 +8,6 @@ import pytest
 from components.compression.compile_ranker import TORCH
 from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression, whole_ensemble
-from tests.docs import figures
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +27,7 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     assert "ensemble" not in board, "one teacher would be measured twice"
     assert whole_ensemble(results) is board["teacher dlrm"]
     assert {f"ranker {name}" for name in kinds if name != "dlrm"} <= set(board)
-    assert {"pruned, int8_weights, tuned", "pruned, int4_weights, tuned"} <= set(board)
     assert len(set(results["sha256_of_export"].values())) == 1
-    assert "## From teachers to one file" in figures.compression(results)
     assert {"pruned, fp16", "pruned, int8", "pruned, int4"} <= set(board)
     assert results["against_ensemble"]["teacher dlrm"]["ndcg_at_10"] == 1.0
     # The evaluation of the bundle has measured the same ranker on the same baskets.
@@ -41,4 +38,3 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     text = (tmp_path / "compression.md").read_text()
     assert "| served |" in text
     assert "| student | torch_eager |" in text
-    assert (tmp_path / "compression-bytes.png").read_bytes().startswith(b"\x89PNG")

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from components.data.fit_statistics import purchases_of
 from components.evaluation.metrics import summary
 from components.ranker.scoring import OnnxRanker
 from feature_repo.events import read_dataset
@@ -17,8 +19,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def lists(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> JudgedLists:
-    data = read_dataset(toy_line / "dataset")
-    return read_judged_lists(load_bundle(toy_line / "bundle"), data, tmp_path_factory.mktemp("lists"))
+    bundle, purchases = (
+        load_bundle(toy_line / "bundle"),
+        purchases_of(read_dataset(toy_line / "dataset").events),
+    )
+    cut = pd.Timestamp(bundle.manifest["cut"])
+    return read_judged_lists(bundle, purchases, tmp_path_factory.mktemp("lists"), cut)
 
 
 def test_the_served_ranker_is_judged_in_its_served_form(toy_line: Path, lists: JudgedLists) -> None:

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.evaluation.metrics import DISCOUNT
+from components.data.examples import RankerExamples
+from components.evaluation.metrics import DISCOUNT, Bootstrap
 from components.evaluation.protocol import Task
 from feature_repo.aggregates import no_events
-from feature_repo.statistics import Statistics, read_statistics
+from pipelines.bench.judged_lists import JudgedLists
 from pipelines.bench.rerank import (
     METRICS,
     RerankWeights,
-    ScoredLists,
     bench_rerank,
     choose,
     frontier,
     judge,
 )
+from serving.release.bundle import load_bundle
 from serving.stages.reranking import UNBOUNDED
 
 
@@ -28,31 +29,35 @@ def task(hidden: list[int], before: list[bool]) -> Task:
     return Task(0, "u", "b", "s", 0.0, (), np.array(hidden), np.array(before), no_events())
 
 
-def small(toy: Statistics) -> ScoredLists:
+@pytest.fixture
+def small(toy_line: Path) -> tuple[JudgedLists, np.ndarray]:
     """Two lists over twelve items: 11 is in one basket of 128 and of a new manufacturer, others in all."""
+    bundle = load_bundle(toy_line / "evaluated")
+    types = np.arange(12) // 2 + 1
     statistics = replace(
-        toy,
-        item_ids=toy.item_ids[:12],
-        categorical=np.stack([np.arange(12) // 2 + 1] * 3, axis=1).astype(np.int32),
+        bundle.statistics,
+        item_ids=bundle.statistics.item_ids[:12],
+        categorical=np.stack([types] * 3, axis=1).astype(np.int32),
         basket_count=np.array([128.0] * 11 + [1.0], np.float32),
         total_baskets=np.array(128.0),
         manufacturer=np.array([1] * 11 + [2], np.int32),
         age_days=np.array([300.0] * 11 + [10.0], np.float32),
     )
-    codes = np.concatenate([np.arange(12), np.arange(12)])
-    scores = np.concatenate([np.linspace(0.9, 0.1, 12)] * 2).astype(np.float32)
-    hidden, new = codes * 0 > 0, codes * 0 > 0
-    hidden[[0, 11, 12 + 1]] = True
-    new[[11]] = True
+    bundle = replace(bundle, statistics=statistics, settings=replace(bundle.settings, new_gain=1.0))
+    label = np.zeros(24, np.int8)
+    label[[0, 11, 12 + 1]] = 1
+    categorical = np.tile(np.stack([np.arange(12) + 1, types], axis=1), (2, 1))
+    none = np.empty(0)
+    examples = RankerExamples(none, categorical, label, np.array([0, 12, 24]), none, none, none)
     tasks = [task([0, 11], [True, False]), task([1], [True])]
-    bought = codes % 2 == 0  # the first of each type
-    return ScoredLists(statistics, tasks, 1.0, np.array([0, 12, 24]), codes, scores, hidden, new, bought)
+    bought = np.arange(24) % 2 == 0  # the first of each type
+    lists = JudgedLists(tasks, examples, bought, bundle, Bootstrap(["u", "u"]))
+    return lists, np.concatenate([np.linspace(0.9, 0.1, 12)] * 2).astype(np.float32)
 
 
 @pytest.mark.slow
-def test_metrics_by_hand(toy_line: Path) -> None:
-    lists = small(read_statistics(toy_line / "statistics"))
-    found, ndcg = judge(lists, RerankWeights())
+def test_metrics_by_hand(small: tuple[JudgedLists, np.ndarray]) -> None:
+    found, ndcg = judge(*small, RerankWeights())
     ideal = DISCOUNT[0] + DISCOUNT[1]
     assert ndcg.tolist() == pytest.approx([DISCOUNT[0] / ideal, DISCOUNT[1] / DISCOUNT[0]])
     assert found == pytest.approx(
@@ -67,17 +72,17 @@ def test_metrics_by_hand(toy_line: Path) -> None:
         }
     )
     # 0.1 x 128^0.5 = 1.13: item 11 ranks first, and item 9 is dropped.
-    found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(1,)))
+    found, ndcg = judge(*small, RerankWeights(novelty=0.5, novel_slots=(1,)))
     assert ndcg.tolist() == pytest.approx([1.0, DISCOUNT[2] / DISCOUNT[0]])
     assert (found["coverage"], found["new_recall_at_10"], found["new_manufacturers"]) == (10 / 12, 1.0, 0.1)
     assert found["novelty"] == pytest.approx(0.7)  # log2(128) in one place of ten
-    found, ndcg = judge(lists, RerankWeights(novelty=0.5, novel_slots=(10,)))
+    found, ndcg = judge(*small, RerankWeights(novelty=0.5, novel_slots=(10,)))
     assert ndcg.tolist() == pytest.approx([(DISCOUNT[0] + DISCOUNT[9]) / ideal, DISCOUNT[1] / DISCOUNT[0]])
-    assert judge(lists, RerankWeights(exposure=10.0))[0]["new_manufacturers"] == 0.1
-    found, _ = judge(lists, RerankWeights(novelty=0.5, novel_slots=(1,), novel_loss=0.7))
+    assert judge(*small, RerankWeights(exposure=10.0))[0]["new_manufacturers"] == 0.1
+    found, _ = judge(*small, RerankWeights(novelty=0.5, novel_slots=(1,), novel_loss=0.7))
     assert found["new_recall_at_10"] == 0.0, "0.1 instead of 0.9 would lose 0.8"
-    assert judge(lists, RerankWeights(type_penalty=0.5, spares_new=False))[0]["types"] == 6.0
-    assert judge(lists, RerankWeights(type_penalty=0.5))[0]["types"] == 5.0, "all that would pay are new"
+    assert judge(*small, RerankWeights(type_penalty=0.5, spares_new=False))[0]["types"] == 6.0
+    assert judge(*small, RerankWeights(type_penalty=0.5))[0]["types"] == 5.0, "all that would pay are new"
 
 
 def point(ndcg: float, coverage: float, new: float) -> tuple[dict[str, float], Any]:

@@ -18,7 +18,7 @@ async def asked(answer: bytes) -> Exchange:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{port}/", "", 1.0, connections=1))
+        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{port}/", (), 1.0, connections=1))
         exchange = Exchange(b"body", pool.now(), pool.now())
         pool.ask(exchange)
         while pool.busy:
@@ -34,7 +34,7 @@ def test_a_request_on_a_connection_that_breaks_is_unanswered() -> None:
 
 def test_requests_that_wait_for_a_refused_connection_are_sent_too() -> None:
     async def refused(count: int) -> list[Exchange]:
-        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{free_port()}/", "", 1.0, connections=1))
+        pool = ConnectionPool(LoadPlan(f"http://127.0.0.1:{free_port()}/", (), 1.0, connections=1))
         exchanges = [Exchange(b"body", pool.now(), pool.now()) for _ in range(count)]
         for exchange in exchanges:
             pool.ask(exchange)

@@ -3,7 +3,7 @@
 import inspect
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -22,6 +22,7 @@ from pipelines.bench.load.measure import (
     LoadBench,
     bench_load,
     find_capacities,
+    memory_growth,
     send_first,
 )
 from pipelines.bench.load.measured_server import MeasuredServer
@@ -63,13 +64,13 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
 
 
 def run_of(name: str = "some") -> ArmRun:
-    arm = Arm(name, "", lambda _: [])
-    return ArmRun(arm, cast(MeasuredServer, Server()), "bodies", 1.0, {})
+    arm = Arm(name, "")
+    return ArmRun(arm, cast(MeasuredServer, Server()), (), 1.0)
 
 
 def bench_of(generator: Generator) -> LoadBench:
-    setup = LoadSetup(Path("bundle"), Settings(), Path("feast"))
-    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, "bodies", setup, QUICK, 50.0, Path())
+    setup = LoadSetup(Path("bundle"), Settings())
+    return LoadBench(cast(LoadGenerator, generator), [LINE] * 40, (), setup, QUICK, 50.0, Path())
 
 
 def test_each_run_continues_in_the_list_warm_ups_included() -> None:
@@ -155,6 +156,32 @@ def test_a_bench_without_requests_or_with_an_unknown_arm_is_refused(tmp_path: Pa
         bench_load(tmp_path, champion, [LINE], tmp_path, ["triton"])
 
 
+class Growing:
+    """A server whose memory grows by so many MiB between two looks."""
+
+    def __init__(self, each_mb: float) -> None:
+        self._looks: Iterator[float] = (300.0 + each_mb * look for look in range(1_000))
+
+    def memory_mb(self) -> dict[str, float]:
+        return {"rss": next(self._looks)}
+
+
+def send(seconds: float, requests: int, **plan: Any) -> Load:
+    """Answer all requests but the first."""
+    none = np.zeros(requests, bool)
+    status = np.full(requests, OK)
+    status[0] = 500
+    return Load(none * 0.0, none * 1.0, none * 0.0, status, none, 0.0)
+
+
+@pytest.mark.parametrize("each_mb", [0.0, 0.5])
+def test_the_growth_of_memory_is_its_slope_after_the_first_quarter(each_mb: float) -> None:
+    found = memory_growth(send, cast(MeasuredServer, Growing(each_mb)), requests=2_000)
+    assert (found["requests"], found["failed"]) == (2_000, 20), "one of each hundred"
+    assert found["mb_per_1000_requests"] == pytest.approx(each_mb * 10, abs=1e-9)
+    assert found["mb_after_warm_up"] == pytest.approx(each_mb * 15)
+
+
 @pytest.mark.slow
 def test_arms_are_measured_beside_ours_and_written(
     toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,9 +213,6 @@ def test_arms_are_measured_beside_ours_and_written(
     assert (tmp_path / "out" / "load.png").exists()
     assert f"Load report of bundle {bundle_id}" in (tmp_path / "out" / "load.md").read_text()
     assert (set(result["arms"]), result["skipped"]) == ({OURS, *names}, {})
-    places = {"RECO_HOME", "RECO_HTTP_PORT", "RECO_GRPC_PORT", "RECO_STORE_URL"}
-    benches = {"RECO_DEADLINE_MS", "RECO_USER_LIMIT_PER_S"}  # patient, and few shoppers asking much
-    assert set(result["arms"][OURS]["settings"]) == places | benches
     for name, arm in result["arms"].items():
         assert len(arm["alone"]["rounds"]) == (len(names) if name == OURS else 1), "ours is in each pair"
         for alone in arm["alone"]["rounds"]:

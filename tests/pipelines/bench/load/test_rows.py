@@ -25,7 +25,7 @@ def load_of(ms: list[float], due_s: list[float], degraded: list[int]) -> Load:
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
     """Return a run with a round for each p50, and a capacity."""
     server = cast(MeasuredServer, None)
-    run = ArmRun(Arm("some", "a server", lambda _: []), server, "bodies", 2.0, {}, **more)
+    run = ArmRun(Arm("some", "a server"), server, (), 2.0, **more)
     for p50 in p50_ms:
         times = {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50}
         run.rounds.append({**times, "cpu_ms": p50 / 2})
