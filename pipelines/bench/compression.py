@@ -35,7 +35,7 @@ from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_c
 from components.ranker.train_ranker import load_ranker, train_ranker
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
-from pipelines.bench.report import fixed, machine_line, table, with_interval, write_report
+from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
 from serving.release.bundle import Bundle, load_bundle
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class TrainingLine:
 
 
 def bench_compression(line: TrainingLine, out_dir: Path) -> dict[str, Any]:
-    """Measure and write `compression.json` and `.md`; return the content of the JSON.
+    """Measure and write `compression.json`, `.md` and a picture; return the content of the JSON.
 
     Rankers that did not teach are trained here, and so is the student without teachers: some minutes each.
     """
@@ -89,7 +89,9 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     results = _judge(line, bundle, lists, arms, teachers)
     results["sha256_of_export"] = _exported_again(line, scratch / "again")
     results["certificates"] = compiled.certificates
-    return write_report(out_dir, "compression", results, compression_table, before)
+    results = write_report(out_dir, "compression", results, compression_table, before)
+    draw_compression(results, out_dir / "compression-bytes.png")
+    return results
 
 
 def _exported_again(line: TrainingLine, place: Path) -> dict[str, str]:
@@ -252,3 +254,49 @@ def _engine_table(engines: Mapping[str, Mapping[str, Any]]) -> list[str]:
             cells = [f"{at['p50']:.3f} / {at['p99']:.3f}" for at in sizes]
             rows.append([ranker, name, *cells, fixed(eager / latency["500"]["p50"], 2, "x")])
     return table(["ranker", "engine", *(f"{size} candidates" for size in SIZES), "faster than eager"], rows)
+
+
+def draw_compression(results: Mapping[str, Any], file: Path) -> None:
+    """Draw quality against bytes, a point for each ranker."""
+    points = {name: (row["bytes"] / 1e3, row["ndcg_at_10"]) for name, row in results["rankers"].items()}
+    with picture(file, (9, 5.5)) as (figure, [[axes]]):
+        for kind, colour in _COLOURS.items():
+            if some := [point for ranker, point in points.items() if _kind(ranker) == kind]:
+                axes.scatter(*zip(*some, strict=True), color=colour, s=36, zorder=3, label=kind)
+        axes.set_xscale("log")
+        axes.margins(x=0.12)
+        axes.set(xlabel="kilobytes of the graph", ylabel="NDCG@10 on the test weeks")
+        axes.grid(alpha=0.3)
+        legend = {"frameon": False, "fontsize": 8, "loc": "lower left", "ncols": len(_COLOURS)}
+        axes.legend(bbox_to_anchor=(0, 1), **legend)
+        figure.draw_without_rendering()  # settles where the names go
+        _label(axes, points)
+
+
+_COLOURS = {"ensemble": "#333333", "single ranker": "#b07aa1", "student": "#1f77b4", "compressed": "#2ca02c"}
+
+
+def _label(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write each ranker's name beside its point, as near as the names that stand there already allow."""
+    renderer = axes.figure.canvas.get_renderer()
+    taken: list[Any] = []
+    for ranker, point in sorted(points.items(), key=lambda pair: -pair[1][1]):
+        name = ranker.removeprefix("teacher ").removeprefix("ranker ").removeprefix("pruned, ")
+        for lower in range(len(points)):
+            place = {"xytext": (14 if lower else 6, 4 - 9 * lower), "textcoords": "offset points"}
+            text = axes.annotate(name, point, fontsize=7, **place)
+            box = text.get_window_extent(renderer)
+            if not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        taken.append(box)
+        if lower:  # a line from the name to its point
+            axes.annotate("", point, arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.5}, **place)
+
+
+def _kind(ranker: str) -> str:
+    if ranker == "ensemble":
+        return "ensemble"
+    if ranker.startswith(("teacher", "ranker")):
+        return "single ranker"
+    return "student" if ranker.startswith("student") else "compressed"

@@ -20,6 +20,7 @@ from pipelines.bench.injected_drift import (
     WEEKS,
     concept_drift,
     detection_delays,
+    draw_delays,
     prediction_drift,
     share_power,
 )
@@ -48,7 +49,7 @@ _LINES = (
 
 
 def bench_drift(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
-    """Measure every week; write `drift.json`, `drift.md` and a picture; return the content of the JSON.
+    """Measure every week; write `drift.json`, `drift.md` and two pictures; return the content of the JSON.
 
     The data set holds the weeks after the bundle's cut. Each is compared with the first nine whole ones.
     """
@@ -58,9 +59,11 @@ def bench_drift(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     category = weeks[weeks["column"] == "category"]
     draw_weeks(category, out_dir / "drift.png", f"Category mix of {data.manifest['name']}, week by week")
     concept, scores = concept_drift(bundle, data)
+    delays = detection_delays(data, reference)
+    draw_delays(delays, out_dir / "drift-delay.png")
     figures = {
         "bundle_id": read_manifest(bundle)["bundle_id"],
-        "delays": detection_delays(data, reference),
+        "delays": delays,
         "power": share_power(data, reference),
         "predictions": prediction_drift(scores),
         "concept": concept,

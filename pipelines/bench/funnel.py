@@ -16,7 +16,7 @@ from components.evaluation.baselines import BASELINES
 from components.evaluation.evaluate_bundle import prepared_tasks, window_s
 from components.evaluation.metrics import Bootstrap, Tally, auc, ratios, summary
 from components.evaluation.nightly import Nightly
-from components.evaluation.protocol import Task, last_baskets, read_tasks
+from components.evaluation.protocol import Task, last_baskets, purchases_in, read_tasks
 from components.retriever.extend_index import extend_index
 from feature_repo.aggregates import no_events
 from feature_repo.events import Dataset
@@ -24,7 +24,7 @@ from feature_repo.queries import Rows
 from feature_repo.schema import LEVELS, model_inputs
 from serving.answer.recommender import Prepared, Recommender
 from serving.release.bundle import Bundle, load_bundle
-from serving.schemas import DEFAULT_PROFILE, Response
+from serving.schemas import DEFAULT_PROFILE, MAX_K, Response
 from serving.stages.retrieval import SOURCES, Candidates
 from serving.stores.online_features import MemoryStore
 
@@ -87,6 +87,10 @@ def _rank(recommender: Recommender, prepared: Prepared, task: Task, tally: Tally
     return took_ms, scores
 
 
+def _show(recommender: Recommender, prepared: Prepared, scores: np.ndarray, task: Task, tally: Tally) -> None:
+    _count(recommender, recommender.finish(prepared, scores), task, tally)
+
+
 def _count(recommender: Recommender, answer: Response, task: Task, tally: Tally) -> None:
     codes = recommender.bundle.statistics.codes([item.item_id for item in answer.items])
     tally.add(codes, task.hidden, task.bought_before)
@@ -109,6 +113,8 @@ SHAPES: dict[str, Callable[[Task], Task]] = {
     "no history, one item": lambda task: replace(task, history=no_events(), visible=task.visible[:1]),
 }
 ARMS = ("history", "together", "week", "store", "tower")
+RANKS = (20, 50, 100)  # places in the ranked list, beside "later" and "not retrieved"
+LENGTHS = {"under 20": (0, 20), "20 to 59": (20, 60), "60 or more": (60, np.inf)}  # baskets before
 
 
 def compare_sources(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> list[dict[str, Any]]:
@@ -157,11 +163,11 @@ def _without_each(
     recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
     for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         scores = recommender.rank(prepared.dense, prepared.categorical)
-        _count(recommender, recommender.finish(prepared, scores), task, served)
+        _show(recommender, prepared, scores, task, served)
         for source, tally in arms.items():
             keep = prepared.candidates.source != SOURCES.index(source)
             brought |= set() if keep.all() else {source}
-            _count(recommender, recommender.finish(_some(prepared, keep), scores[keep]), task, tally)
+            _show(recommender, _some(prepared, keep), scores[keep], task, tally)
     return served, {source: tally for source, tally in arms.items() if source in brought}
 
 
@@ -170,6 +176,69 @@ def _some(prepared: Prepared, keep: np.ndarray) -> Prepared:
     candidates = Candidates(prepared.candidates.codes[keep], prepared.candidates.source[keep])
     rows = {"dense": prepared.dense[keep], "categorical": prepared.categorical[keep]}
     return replace(prepared, candidates=candidates, **rows)
+
+
+def map_hidden_items(
+    bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return where the hidden items are: the source that found each first, and its place in the ranked list.
+
+    Shares of all hidden items, of repeated ones, of those new to the shopper, and by the number of baskets in
+    the shopper's history.
+    """
+    recommender = Recommender(bundle, MemoryStore())
+    found, repeated, baskets = [], [], []
+    for task, prepared in prepared_tasks(bundle, tasks, counts=Nightly(bundle, purchases)):
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        place = np.argsort(np.argsort(-scores, kind="stable"))
+        baskets += [purchases_in(task.history).baskets] * len(task.hidden)
+        for item, is_repeat in zip(task.hidden.tolist(), task.bought_before.tolist(), strict=True):
+            [at] = np.flatnonzero(prepared.candidates.codes == item)[:1].tolist() or [-1]
+            source = "not retrieved" if at < 0 else SOURCES[prepared.candidates.source[at]]
+            rank = "not retrieved" if at < 0 else next((f"to {r}" for r in RANKS if place[at] < r), "later")
+            found.append((source, rank))
+            repeated.append(is_repeat)
+    is_repeat, before = np.array(repeated), np.array(baskets)
+    kinds = {"all": np.ones(len(found), bool), "repeat": is_repeat, "new": ~is_repeat}
+    kinds |= {f"{name} baskets": (before >= low) & (before < end) for name, (low, end) in LENGTHS.items()}
+    shares: dict[str, dict[str, dict[str, float]]] = {}
+    for column, name in enumerate(("first found by", "place in the ranking")):
+        values = np.array([row[column] for row in found])
+        shares[name] = {
+            value: {kind: float((values[mask] == value).mean()) for kind, mask in kinds.items() if mask.any()}
+            for value in dict.fromkeys(values.tolist())
+        }
+    return shares
+
+
+def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) -> dict[str, dict[str, Any]]:
+    """Return how good the list could be: with the truth among the candidates, and with a perfect ranker.
+
+    Each system has its quality and, beside the ranker's plain order, its ratio.
+    """
+    boot = Bootstrap([task.user_id for task in tasks])
+    names = ("as served", "the ranker's order", "with the truth among the candidates", "a perfect ranker")
+    tallies = {name: Tally.empty() for name in names}
+    recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
+    for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
+        codes = prepared.candidates.codes
+        scores = recommender.rank(prepared.dense, prepared.categorical)
+        _show(recommender, prepared, scores, task, tallies[names[0]])
+        missing = np.setdiff1d(task.hidden[task.hidden >= 0], codes)
+        dense, categorical = model_inputs(Rows(prepared.query, missing))
+        more = recommender.rank(dense, categorical) if len(missing) else scores[:0]
+        ranked = (
+            codes[np.argsort(-scores, kind="stable")],
+            np.concatenate([codes, missing])[np.argsort(-np.concatenate([scores, more]), kind="stable")],
+            codes[np.argsort(~np.isin(codes, task.hidden), kind="stable")],
+        )
+        for name, order in zip(names[1:], ranked, strict=True):
+            tallies[name].add(order[:MAX_K], task.hidden, task.bought_before)
+    items, plain = len(bundle.statistics.item_ids), tallies[names[1]]
+    return {
+        name: {**summary(tally, boot, items), "ratios": ratios(tally, plain, boot)}
+        for name, tally in tallies.items()
+    }
 
 
 def _baselines(bundle: Bundle, task: Task, prepared: Prepared) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -22,6 +22,7 @@ from monitoring.psi import encode
 from monitoring.shares import changed_shares
 from monitoring.verdict import judge
 from monitoring.windows import EventFrames, Window, event_tables, purchases
+from pipelines.bench.report import picture
 from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
 from serving.schemas import DEFAULT_K
@@ -64,6 +65,23 @@ def detection_delays(
                 break
         rows.append({"share": share, "days": delay, "psi": psis[-1], "alarm_at": column.alarm_at})
     return rows
+
+
+def draw_delays(rows: Sequence[Mapping[str, Any]], file: Path, days: int = DAYS) -> None:
+    """Draw the days until the alarm against the size of the change; never is above the last day."""
+    shares = [100 * row["share"] for row in rows]
+    with picture(file, (6.0, 3.4)) as (_, axes):
+        axis = axes[0, 0]
+        for label, style, found in (("alarm", "o", True), ("no alarm", "^", False)):
+            points = [
+                (s, r["days"] or days + 1)
+                for s, r in zip(shares, rows, strict=True)
+                if bool(r["days"]) == found
+            ]
+            color = "#33576b" if found else "grey"
+            axis.plot(*zip(*points, strict=True), style, label=label, color=color) if points else None
+        axis.set(xlabel="changed lines, %", ylabel="days until the alarm", ylim=(0, days + 2))
+        axis.legend(frameon=False)
 
 
 def share_power(data: Dataset, reference: Window, weeks: int = WEEKS) -> list[dict[str, Any]]:

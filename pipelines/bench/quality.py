@@ -1,4 +1,4 @@
-"""A bundle and a data set -> the quality tables people look at: JSON and Markdown."""
+"""A bundle and a data set -> the quality tables people look at: JSON, Markdown and a picture."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from pipelines.bench.funnel import (
     compare_sources,
     compare_with_whole_catalogue,
     evaluate_new_items,
+    find_ceiling,
+    map_hidden_items,
     sample,
 )
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.report import goal_table
-from pipelines.bench.report import fixed, machine_line, table, with_interval, write_report
+from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
 from serving.release.bundle import load_bundle
 
 _SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
@@ -37,14 +39,17 @@ SOURCE_TASKS = 1_500  # test baskets on which each source is measured
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 
-def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -> dict[str, Any]:
-    """Evaluate a bundle on the weeks after its cut and write `quality.json` and `.md`; return the JSON.
+def bench_quality(
+    bundle: Path, dataset: Path, retriever: Path, out_dir: Path, ceiling: bool = False
+) -> dict[str, Any]:
+    """Evaluate a bundle on the weeks after its cut and write `quality.json`, `.md` and `.png`; return the JSON.
 
     Args:
         bundle: of the evaluated model.
         dataset: the weeks after the bundle's cut are in it.
         retriever: the checkpoint that the bundle was made from, to add new items to it.
         out_dir: of the results.
+        ceiling: measure also how good the list could be, with the truth among the candidates.
     """
     before, loaded, data = machine_state(), load_bundle(bundle), read_dataset(dataset)
     results, _ = evaluate(loaded, data)
@@ -59,9 +64,14 @@ def bench_quality(bundle: Path, dataset: Path, retriever: Path, out_dir: Path) -
         **results,
         "two_stages": compare_with_whole_catalogue(loaded, tasks, purchases),
         "sources": compare_sources(loaded, more, purchases),
+        "hidden_items_map": map_hidden_items(loaded, more, purchases),
         "new_items": new_items,
     }
-    return write_report(out_dir, "quality", figures, quality_table, before)
+    if ceiling:
+        figures["ceiling"] = find_ceiling(loaded, more, purchases)
+    results = write_report(out_dir, "quality", figures, quality_table, before)
+    draw_quality(results, out_dir / "quality.png")
+    return results
 
 
 def judge_quality(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -111,7 +121,9 @@ def quality_table(results: dict[str, Any]) -> str:
         "",
         *table(["calibration over all candidates", ""], calibration),
         "",
-        *_sources(results["sources"]),
+        *_sources(results["sources"], results["hidden_items_map"]),
+        "",
+        *_ceiling(results.get("ceiling", {})),
         "",
         *_two_stages(results["two_stages"]),
         "",
@@ -120,18 +132,45 @@ def quality_table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sources(rows: list[dict[str, Any]]) -> list[str]:
+def _sources(rows: list[dict[str, Any]], shares: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     cells = [
         [row["requests"], row["source"], row["quota"], *(with_interval(row, name, 3) for name in _SHOWN)]
         for row in rows
     ]
-    return [
+    lines = [
         "Without the candidates that one source found first, against the path as served (same baskets); no "
         "other source takes their places. A tower that is not asked is asked for the candidates of its row.",
         "",
         *table(
             ["requests", "source", "candidates", "NDCG@10 ratio", "Recall@20 ratio", "of new items"], cells
         ),
+    ]
+    return lines + _map(shares)
+
+
+def _map(shares: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    lines = []
+    for title, found in shares.items():
+        kinds = list(next(iter(found.values())))
+        body = [[name, *(f"{row[kind]:.1%}" for kind in kinds)] for name, row in found.items()]
+        lines += ["", "Share of the hidden items:", "", *table([title, *kinds], body)]
+    return lines
+
+
+def _ceiling(systems: dict[str, dict[str, Any]]) -> list[str]:
+    if not systems:
+        return []
+    heads = ("NDCG@10", "Recall@20", "of new items")
+    cells = [
+        [name, *(fixed(row[metric], 4) for metric in _SHOWN)]
+        + [with_interval(row["ratios"], metric, 3) for metric in _SHOWN]
+        for name, row in systems.items()
+    ]
+    return [
+        "How good the list could be; ratios are to the ranker's plain order:",
+        "",
+        *table(["list", *heads, *(f"{head}, ratio" for head in heads)], cells),
+        "",
     ]
 
 
@@ -184,3 +223,20 @@ def _metrics_table(title: str, columns: tuple[str, ...], rows: dict[str, dict[st
     cells = ([row[c] for c in columns] for row in rows.values())
     texts = ([fixed(v, 4) if isinstance(v, float) else v for v in values] for values in cells)
     return table(head, [[name, *values] for name, values in zip(rows, texts, strict=True)])
+
+
+def draw_quality(results: dict[str, Any], file: Path) -> None:
+    """Draw NDCG@10 of the served path and the baselines, with intervals."""
+    systems = {"served": results["served"], **results["baselines"]}
+    order = sorted(systems, key=lambda name: systems[name]["ndcg_at_10"])
+    values = [systems[name]["ndcg_at_10"] for name in order]
+    low, high = zip(*(systems[name]["interval"]["ndcg_at_10"] for name in order), strict=True)
+    errors = [
+        [v - a for v, a in zip(values, low, strict=True)],
+        [b - v for v, b in zip(values, high, strict=True)],
+    ]
+    colours = ["#1f77b4" if name == "served" else "#b0b7bf" for name in order]
+    names = [name.replace("_", " ") for name in order]
+    with picture(file, (7, 0.45 * len(order) + 1.2)) as (_, [[axes]]):
+        axes.barh(names, values, xerr=errors, color=colours, ecolor="#555")
+        axes.set_xlabel("NDCG@10, whole catalogue ranked (95 % interval over users)")

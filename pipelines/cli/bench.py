@@ -147,8 +147,13 @@ def bench_features(context: Context, out: Path, data: str, seconds: float, kills
     return measure(_bundle(context), read_dataset(_dataset(context, data)).events, out, seconds, kills)
 
 
-@_measures(data_option)
-def bench_quality(context: Context, out: Path, data: str) -> Any:
+@_measures(
+    data_option,
+    click.option(
+        "--ceiling", is_flag=True, help="Also measure how good a list of these candidates could be."
+    ),
+)
+def bench_quality(context: Context, out: Path, data: str, ceiling: bool) -> Any:
     """Measure the served path beside the baselines.
 
     Also two stages against the ranker over the whole catalogue, and items that are new after the cut.
@@ -156,7 +161,7 @@ def bench_quality(context: Context, out: Path, data: str) -> Any:
     from pipelines.bench.quality import bench_quality as measure
 
     retriever = evaluated_run(context.home).artifacts("train-retriever") / "checkpoint"
-    return measure(_bundle(context), _dataset(context, data), retriever, out)
+    return measure(_bundle(context), _dataset(context, data), retriever, out, ceiling)
 
 
 @_measures(data_option)

@@ -38,3 +38,4 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     text = (tmp_path / "compression.md").read_text()
     assert "| served |" in text
     assert "| student | torch_eager |" in text
+    assert (tmp_path / "compression-bytes.png").read_bytes().startswith(b"\x89PNG")

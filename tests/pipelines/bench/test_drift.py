@@ -100,7 +100,8 @@ def test_the_result_is_written(toy_line: Path, tmp_path: Path) -> None:
     assert written["weeks"] == result["weeks"]
     assert len(written["weeks"]) == 28 * (len(COLUMNS) + 1)
     assert {(row["psi"], row["status"]) for row in written["weeks"]} == {(None, "insufficient_data")}
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"drift.json", "drift.md", "drift.png"}
+    pictures = {"drift.png", "drift-delay.png"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"drift.json", "drift.md", *pictures}
 
 
 @pytest.mark.slow

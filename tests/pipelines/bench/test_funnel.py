@@ -13,10 +13,13 @@ from components.evaluation.evaluate_bundle import window_s
 from components.evaluation.protocol import read_tasks
 from feature_repo.events import read_dataset
 from pipelines.bench.funnel import (
+    LENGTHS,
     SHAPES,
     compare_sources,
     compare_with_whole_catalogue,
     evaluate_new_items,
+    find_ceiling,
+    map_hidden_items,
     sample,
 )
 from serving.release.bundle import load_bundle
@@ -46,7 +49,7 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
     assert all(ms > 20 for ms in found["ms"].values()), "both read the shopper's row"
 
 
-def test_each_source_has_its_worth(toy_line: Path) -> None:
+def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
     """A fifth of the favourites are hidden: the shoppers bought them, so history brings them first."""
     bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
     window = window_s(pd.Timestamp(bundle.manifest["cut"]))
@@ -63,6 +66,31 @@ def test_each_source_has_its_worth(toy_line: Path) -> None:
     assert not {("no history", "history"), ("no history, one item", "history")} & set(rows)
     assert rows["as they are", "tower"]["ndcg_at_10"] == 1.0, "all 80 items are candidates before"
     assert (rows["as they are", "tower"]["quota"], lost["quota"]) == (60, 0)
+    shares = map_hidden_items(bundle, tasks, purchases)
+    for found in shares.values():
+        for kind in ("all", "repeat"):
+            assert sum(row[kind] for row in found.values()) == pytest.approx(1.0)
+    assert shares["first found by"]["history"]["repeat"] == 1.0
+    assert shares["place in the ranking"]["to 20"]["all"] > 0.8
+    lengths = {kind for kind in shares["first found by"]["history"] if kind.endswith(" baskets")}
+    assert lengths <= {f"{length} baskets" for length in LENGTHS}
+    assert lengths
+
+
+def test_a_perfect_ranker_is_the_ceiling(toy_line: Path) -> None:
+    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
+    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
+    purchases = purchases_of(data.events)
+    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden, 30)
+    found = find_ceiling(bundle, tasks, purchases)
+    assert found["a perfect ranker"]["recall_at_20"] == 1.0, "every item is a candidate"
+    plain, truth = found["the ranker's order"], found["with the truth among the candidates"]
+    assert truth["recall_at_20"] == plain["recall_at_20"]
+    few = replace(bundle.settings, quotas=replace(bundle.settings.quotas, total=10))
+    found = find_ceiling(replace(bundle, settings=few), tasks, purchases)
+    plain, truth = found["the ranker's order"], found["with the truth among the candidates"]
+    assert plain["recall_at_20"] < truth["recall_at_20"] > found["a perfect ranker"]["recall_at_20"]
+    assert truth["ratios"]["recall_at_20"] > 1
 
 
 def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(

@@ -14,9 +14,11 @@ pytestmark = pytest.mark.slow
 def test_the_result_files_hold_the_figures(
     toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Sources are compared with numbers in test_funnel.py.
+    # Sources, map and ceiling are compared with numbers in test_funnel.py.
     monkeypatch.setattr("pipelines.bench.quality.sample", lambda tasks, most=30: sample(tasks, 30))
-    results = bench_quality(toy_line / "evaluated", toy_line / "dataset", toy_line / "retriever", tmp_path)
+    results = bench_quality(
+        toy_line / "evaluated", toy_line / "dataset", toy_line / "retriever", tmp_path, True
+    )
     recorded = json.loads((toy_line / "evaluated" / "evaluation.json").read_text())
     assert results["served"] == recorded["served"]  # evaluating again gives the same numbers
     assert json.loads((tmp_path / "quality.json").read_text())["machine"]["cores"] >= 1
@@ -27,4 +29,6 @@ def test_the_result_files_hold_the_figures(
         (recorded["served"]["ndcg_at_10"], "")
     ]
     assert f"| NDCG@10 | >= 0.188 | {recorded['served']['ndcg_at_10']:.5f} | yes |" in table
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.json", "quality.md"]
+    assert "| a perfect ranker |" in table
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.json", "quality.md", "quality.png"]
