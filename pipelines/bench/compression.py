@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pandas as pd
 
 from components.compression.compile_ranker import TORCH, EngineMissing, open_torch
+from components.compression.quantize_ranker import VARIANTS, quantize_dense, tune
+from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.data.fit_statistics import purchases_of
 from components.evaluation.metrics import Tally, auc, ratios, summary
-from components.hyper_parameters import RANKERS, SIZES
+from components.hyper_parameters import RANKERS, SIZES, QuantizeParams
 from components.measurement import machine_state
 from components.ranker.distill_ranker import Ensemble, train_student
 from components.ranker.export_ranker import export_ranker
@@ -37,6 +40,8 @@ from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
 from serving.release.bundle import Bundle, load_bundle
+
+TUNED = ("int8_weights", "int4_weights")  # variants that are measured after tuning, too
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +90,8 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     train_student(line.examples, line.statistics, line.teachers, scratch / "alone", settings)
     arms["pruned"] = line.pruned
     arms |= {f"pruned, {place.name}": place for place in sorted(line.variants.iterdir()) if place.is_dir()}
+    for variant in TUNED:
+        arms[f"pruned, {variant}, tuned"] = _tuned(line, variant, scratch / f"{variant}-tuned")
     arms["served"] = line.compiled
     results = _judge(line, bundle, lists, arms, teachers)
     results["sha256_of_export"] = _exported_again(line, scratch / "again")
@@ -92,6 +99,16 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     results = write_report(out_dir, "compression", results, compression_table, before)
     draw_compression(results, out_dir / "compression-bytes.png")
     return results
+
+
+def _tuned(line: TrainingLine, name: str, place: Path) -> Path:
+    """Write a variant of the pruned ranker after quantisation-aware training, needed or not."""
+    variant, artefact = VARIANTS[name], read_ranker(line.pruned)
+    train, held_out = (read_ranker_examples(line.examples, part) for part in ("train", "calibration"))
+    graph = tune(artefact, variant, place / "float", train, held_out, QuantizeParams())
+    model = quantize_dense(onnx.load(graph), variant.dense, graph, train)
+    onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
+    return place
 
 
 def _exported_again(line: TrainingLine, place: Path) -> dict[str, str]:

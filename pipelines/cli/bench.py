@@ -188,7 +188,7 @@ def bench_compression(context: Context, out: Path) -> Any:
 def bench_peers(context: Context, out: Path) -> Any:
     """Compare published methods with the champion.
 
-    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS and LightGBM, tuned on the weeks
+    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR and LightGBM, tuned on the weeks
     before the cut. Takes about an hour.
     """
     from pipelines.bench.peers.compare import bench_peers as measure

@@ -169,8 +169,8 @@ PUBLISHED_METHODS = (
     'asked once on the test weeks. "+ own purchases" adds what the shopper buys, with a weight that was\n'
     "chosen the same way. All know the shopper's own purchases up to the request. Ours and LightGBM also\n"
     "know what the shop sold up to the day before; the others were fitted at the cut. EASE sees the 10,000\n"
-    "items that are bought most. `reco bench peers` repeats it, but for SASRec and BPR: what a\n"
-    "CPU can train of them in minutes is no ceiling of theirs."
+    "items that are bought most. `reco bench peers` repeats it, but for SASRec: minutes of a CPU do not\n"
+    "train it, so its row is no ceiling."
 )
 ARMS = (
     "Each arm replaces one part of ours, or is a server that others build. Answers a second: the rate of an\n"

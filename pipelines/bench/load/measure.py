@@ -179,9 +179,9 @@ def bench_load(
         home: of the champion; its offline store fills a Redis of the bench's own.
         champion: whose bundle all arms serve.
         requests: request lines, sent in turn.
-        out_dir: of the results.
+        out_dir: folder of the results.
         names: of the arms; none: all.
-        effort: see `LoadEffort`.
+        effort: the length of each measurement.
         goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.

@@ -26,6 +26,7 @@ def load_table(result: Mapping[str, Any]) -> str:
         ["The arms:", "", *(f"- {name}: {arm['what']}" for name, arm in result["arms"].items())],
         _stages(result),
         _under_load(result),
+        _lengths(result["basket_length"]),
         _endurance(result.get("endurance")),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
@@ -159,6 +160,19 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
         "Open loop: requests come at the times of a Poisson process, and a latency counts from when its "
         "request was due. At three times the capacity, answers within the goal are counted over the time in "
         "which they were due; those of a fallback stand beside, as no capacity counts them.",
+    ]
+
+
+def _lengths(figures: Mapping[str, Any]) -> list[str]:
+    growth = figures["growth"]
+    grown = " and ".join(f"{p} {growth[p]:.2f}x" for p in ("p50", "p99") if growth[p])
+    rows = [[length, short(row["p50"]), short(row["p99"])] for length, row in figures["ms"].items()]
+    return [
+        "## Length of the basket (ours, one at a time)",
+        "",
+        *table(["items", "p50 ms", "p99 ms"], rows),
+        "",
+        f"From 1 item to {list(figures['ms'])[-1]}: {grown or 'too few samples to say'}.",
     ]
 
 

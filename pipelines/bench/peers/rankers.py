@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from implicit.als import AlternatingLeastSquares
+from implicit.bpr import BayesianPersonalizedRanking
 from implicit.nearest_neighbours import CosineRecommender, TFIDFRecommender
 from implicit.utils import ParameterWarning
 from scipy.sparse import csr_matrix
@@ -226,6 +227,24 @@ def fit_als(seen: Seen, rows: str, factors: int) -> Score:
     return score
 
 
+def fit_bpr(seen: Seen, learning_rate: float, iterations: int) -> Score:
+    """Score by pairwise matrix factorisation (Rendle et al., arXiv 1205.2618); strangers get the mean."""
+    model = BayesianPersonalizedRanking(
+        factors=64,
+        learning_rate=learning_rate,
+        regularization=0.01,
+        iterations=iterations,
+        num_threads=THREADS,
+        random_state=0,
+    )
+    model.fit(seen.by_user.astype(np.float32), show_progress=False)
+    mean = model.user_factors.mean(axis=0)
+    known = np.isin(np.arange(seen.users), seen.user)
+    return lambda asked: np.asarray(
+        model.item_factors @ (model.user_factors[asked.user] if known[asked.user] else mean), np.float64
+    )
+
+
 PEERS: dict[str, Peer] = {
     "personal frequency": Peer("NumPy", fit_personal, ({"tau_days": np.inf},)),
     "personal, decayed": Peer("NumPy", fit_personal, tuple({"tau_days": t} for t in (60.0, 120.0, 240.0))),
@@ -261,6 +280,11 @@ PEERS: dict[str, Peer] = {
             {"rows": "users", "factors": 64},
         ),
         with_own=True,
+    ),
+    "BPR": Peer(
+        "implicit",
+        fit_bpr,
+        tuple({"learning_rate": r, "iterations": n} for r in (0.003, 0.01) for n in (30, 100, 300)),
     ),
 }
 

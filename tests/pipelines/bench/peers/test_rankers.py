@@ -9,6 +9,7 @@ from pipelines.bench.peers.rankers import (
     Score,
     Seen,
     fit_als,
+    fit_bpr,
     fit_ease,
     fit_item_knn,
     fit_personal,
@@ -94,6 +95,13 @@ def test_tifu_knn_mixes_own_and_nearest_baskets() -> None:
 )
 def test_two_worlds_stay_apart(fit: object) -> None:
     apart(fit(two_worlds()))  # type: ignore[operator]
+
+
+def test_bpr_knows_the_shopper() -> None:
+    worlds = [[[5 * (user % 2) + item] for item in range(4)] for user in range(40)]
+    seen = shop(*worlds, items=10)
+    scores = fit_bpr(seen, 0.05, 200)(asked([], user=1))
+    assert scores[5:9].min() > scores[:4].max()
 
 
 def test_strangers_get_finite_scores() -> None:
