@@ -137,18 +137,7 @@ def parse_fact(text: bytes, now: float | None = None) -> Fact:
             raise FactInvalid(f"{name} is not a text of 1 to {MAX_ID_LENGTH} printable characters")
     if raw.user_id is not None and kind != "coupon":
         raise FactInvalid(f"user_id is given, but a {kind} is the same for every user: leave it out")
-    at = _time("at", raw.at)
-    valid_from = None if raw.valid_from is None else _time("valid_from", raw.valid_from)
-    valid_until = None if raw.valid_until is None else _time("valid_until", raw.valid_until)
-    if at > (datetime.now(UTC).timestamp() if now is None else now) + CLOCK_SKEW_S:
-        raise FactInvalid("at lies in the future; what holds later has a valid_from")
-    if valid_from is not None and valid_until is not None and valid_until <= valid_from:
-        raise FactInvalid("valid_until is not after valid_from: the fact would never hold")
-    if kind in ("stock", "ban") and valid_from is not None and valid_from > at and now != math.inf:
-        raise FactInvalid(
-            f"valid_from is later than at, but a {kind} replaces the one that holds until then: send it when "
-            "it begins"
-        )
+    at, valid_from, valid_until = _times(raw, now)
     value = _value(kind, raw.value)
     return Fact(raw.fact_id, kind, raw.item_id, value, at, raw.store_id, raw.user_id, valid_from, valid_until)
 
@@ -167,6 +156,22 @@ def parse_lines(lines: Iterable[bytes]) -> tuple[list[Fact], list[tuple[int, str
         except FactInvalid as error:
             refused.append((number, str(error)))
     return facts, refused
+
+
+def _times(raw: _RawFact, now: float | None) -> tuple[float, float | None, float | None]:
+    at = _time("at", raw.at)
+    valid_from = None if raw.valid_from is None else _time("valid_from", raw.valid_from)
+    valid_until = None if raw.valid_until is None else _time("valid_until", raw.valid_until)
+    if at > (datetime.now(UTC).timestamp() if now is None else now) + CLOCK_SKEW_S:
+        raise FactInvalid("at lies in the future; what holds later has a valid_from")
+    if valid_from is not None and valid_until is not None and valid_until <= valid_from:
+        raise FactInvalid("valid_until is not after valid_from: the fact would never hold")
+    if raw.fact in ("stock", "ban") and valid_from is not None and valid_from > at and now != math.inf:
+        raise FactInvalid(
+            f"valid_from is later than at, but a {raw.fact} replaces the one that holds until then: send it "
+            "when it begins"
+        )
+    return at, valid_from, valid_until
 
 
 def _value(kind: str, value: float | str | bool | None) -> float | str | None:

@@ -322,9 +322,7 @@ def _build_share(
     for basket in most_of_each(replay(seen)):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
-        window = next(
-            (i for i, start in enumerate(starts) if start <= basket.at < start + WINDOW.total_seconds()), None
-        )
+        window = _window_at(basket.at, starts)
         if window is None or basket.at >= end_s:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
@@ -338,6 +336,11 @@ def _build_share(
             if built is not None:
                 lists[calibrates].append(built)
     return _joined(retriever), _joined(lists[False]), _joined(lists[True])
+
+
+def _window_at(at: float, starts: list[float]) -> int | None:
+    within = (i for i, start in enumerate(starts) if start <= at < start + WINDOW.total_seconds())
+    return next(within, None)
 
 
 def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.ndarray) -> None:

@@ -47,27 +47,12 @@ def like_this_one(
         in types. For each type, (type_count,), the weight of the baskets with it that share an item. The
         weight of the baskets that share an item, and of all.
     """
-    # Of each item of the row: whether it is visible, its type, and its place in `bought`.
-    is_visible, own_type = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.int64)
-    number = np.full(len(codes), -1)
-    visible_size, visible_type = 0, np.zeros(type_count, np.bool_)
-    for code in visible:
-        visible_size += marks[code] == 0
-        marks[code] = 1
-        visible_type[types[code]] = True
+    in_visible, visible_size = _numbers(codes, visible, marks)
+    in_bought, _ = _numbers(codes, bought, marks)
+    own_type = np.where(codes >= 0, types[codes], 0)
+    visible_type = np.zeros(type_count, np.bool_)
+    visible_type[types[visible]] = True
     visible_type[0] = False
-    for place in range(len(codes)):
-        if codes[place] >= 0:
-            is_visible[place], own_type[place] = marks[codes[place]] == 1, types[codes[place]]
-    for code in visible:
-        marks[code] = 0
-    for place in range(len(bought)):
-        marks[bought[place]] = place + 1
-    for place in range(len(codes)):
-        if codes[place] >= 0:
-            number[place] = marks[codes[place]] - 1
-    for code in bought:
-        marks[code] = 0
 
     found, by_type, shares, total = np.zeros((4, len(bought))), np.zeros(type_count), 0.0, 0.0
     visible_types = visible_type.sum()
@@ -75,27 +60,19 @@ def like_this_one(
     seen = np.full(type_count, -1)  # the first line of the latest basket with the type
     begin = end = 0
     while begin < len(at):
-        size, shared, size_types, shared_types = 0, 0, 0, 0
         while end < len(at) and at[end] == at[begin] and basket[end] == basket[begin]:
-            place = item[end]
-            if kind[end] == 0 and (size == 0 or place != places[size - 1]):
-                places[size] = place
-                size += 1
-                shared += is_visible[place]
-                own = own_type[place]
-                if own > 0 and seen[own] != begin:
-                    seen[own] = begin
-                    size_types += 1
-                    shared_types += visible_type[own]
             end += 1
+        size = _items(begin, end, item, kind, places)
         if size:
+            shared = (in_visible[places[:size]] > 0).sum()
+            size_types, shared_types = _types(own_type[places[:size]], visible_type, seen, begin)
             weight = np.exp((at[begin] - now) / decay_s)
             total += weight
             shares += weight if shared else 0.0
             alike = shared / np.sqrt(size * max(visible_size, 1))
             alike_types = shared_types / np.sqrt(max(size_types, 1) * max(visible_types, 1))
             for place in places[: size if shared or shared_types else 0]:
-                line, own = number[place], own_type[place]
+                line, own = in_bought[place] - 1, own_type[place]
                 if line >= 0:
                     found[0, line] += weight * alike
                     found[1, line] = max(found[1, line], alike)
@@ -106,3 +83,41 @@ def like_this_one(
                     seen[own] = -1
         begin = end
     return found, by_type, shares, total
+
+
+@compiled
+def _numbers(codes: np.ndarray, members: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the place, from 1, of each item of a row among the members, 0 for others; how many there are."""
+    numbers, size = np.zeros(len(codes), np.int64), 0
+    for place in range(len(members)):
+        size += marks[members[place]] == 0
+        marks[members[place]] = place + 1
+    for place in range(len(codes)):
+        if codes[place] >= 0:
+            numbers[place] = marks[codes[place]]
+    for code in members:
+        marks[code] = 0
+    return numbers, size
+
+
+@compiled
+def _items(begin: int, end: int, item: np.ndarray, kind: np.ndarray, places: np.ndarray) -> int:
+    """Write the items of one basket into `places`, each once; return how many."""
+    size = 0
+    for line in range(begin, end):
+        if kind[line] == 0 and (size == 0 or item[line] != places[size - 1]):
+            places[size] = item[line]
+            size += 1
+    return size
+
+
+@compiled
+def _types(types: np.ndarray, wanted: np.ndarray, seen: np.ndarray, mark: int) -> tuple[int, int]:
+    """Mark the known types of one basket; return how many there are, and how many of them are wanted."""
+    size, shared = 0, 0
+    for one in types:
+        if one > 0 and seen[one] != mark:
+            seen[one] = mark
+            size += 1
+            shared += wanted[one]
+    return size, shared

@@ -42,7 +42,7 @@ COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10"
 def bench_quality(
     bundle: Path, dataset: Path, retriever: Path, out_dir: Path, ceiling: bool = False
 ) -> dict[str, Any]:
-    """Evaluate a bundle on the weeks after its cut and write `quality.json`, `.md` and `.png`; return the JSON.
+    """Evaluate a bundle after its cut and write `quality.json`, `.md` and `.png`; return the JSON.
 
     Args:
         bundle: of the evaluated model.

@@ -188,7 +188,7 @@ def bench_compression(context: Context, out: Path) -> Any:
 def bench_peers(context: Context, out: Path) -> Any:
     """Compare published methods with the champion.
 
-    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR and LightGBM, tuned on the weeks
+    Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR, SASRec and LightGBM, tuned on the weeks
     before the cut. Takes about an hour.
     """
     from pipelines.bench.peers.compare import bench_peers as measure
@@ -319,7 +319,7 @@ def drill(
     from pipelines.drills.system import SHORT
 
     is_release = names[:1] == (RELEASE_DRILL,)
-    if is_release and (short or with_alerts or listed):
+    if is_release and any((short, with_alerts, listed)):
         raise click.UsageError(f"the drill {RELEASE_DRILL} takes no --short, --with-alerts or --list")
     if listed:
         drills = choose_drills(names) if names else DRILLS

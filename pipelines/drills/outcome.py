@@ -143,6 +143,12 @@ def outcome_of(
     def where(chosen: Callable[[Answer], bool]) -> dict[str, list[Answer]]:
         return {name: list(filter(chosen, some)) for name, some in streams.items()}
 
+    def in_fault(fault: Fault) -> Callable[[Answer], bool]:  # at some moment between request and answer
+        return lambda a: a.due < fault.ended and a.done >= fault.began
+
+    def between(began: float, end: float) -> Callable[[Answer], bool]:
+        return lambda a: a.due >= began and a.done < end
+
     before = where(lambda a: a.done < faults[0].began)
     expected = {name: {a.question: a for a in some if a.whole} for name, some in before.items()}
 
@@ -153,9 +159,7 @@ def outcome_of(
     rows: list[dict[str, Any]] = []
     ends = [*(fault.began for fault in faults[1:]), ended]
     for fault, end in zip(faults, ends, strict=True):
-        # The fault was there at some moment between request and answer.
-        ones = where(lambda a, fault=fault: a.due < fault.ended and a.done >= fault.began)
-        others = where(lambda a, fault=fault, end=end: a.due >= fault.ended and a.done < end)
+        ones, others = where(in_fault(fault)), where(between(fault.ended, end))
         for name in streams:
             during[name] += ones[name]
             after[name] += others[name]

@@ -167,10 +167,10 @@ HIDDEN = (
 PUBLISHED_METHODS = (
     "The same baskets. Each method chose among its parameters on the four weeks before the cut, and was\n"
     'asked once on the test weeks. "+ own purchases" adds what the shopper buys, with a weight that was\n'
-    "chosen the same way. All know the shopper's own purchases up to the request. Ours and LightGBM also\n"
-    "know what the shop sold up to the day before; the others were fitted at the cut. EASE sees the 10,000\n"
-    "items that are bought most. `reco bench peers` repeats it, but for SASRec: minutes of a CPU do not\n"
-    "train it, so its row is no ceiling."
+    "chosen the same way. SASRec had minutes of a CPU: no ceiling of it. All know the shopper's own\n"
+    "purchases up to the request. Ours and LightGBM also know what the shop sold up to the day before; the\n"
+    "others were fitted at the cut. EASE sees the 10,000 items that are bought most. `reco bench peers`\n"
+    "repeats it."
 )
 ARMS = (
     "Each arm replaces one part of ours, or is a server that others build. Answers a second: the rate of an\n"

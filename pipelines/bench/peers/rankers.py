@@ -23,6 +23,7 @@ from components.data.fit_statistics import Purchases
 from components.evaluation.protocol import Task
 from feature_repo.aggregates import DAY_S, PURCHASE
 from feature_repo.statistics import Statistics
+from pipelines.bench.peers.sequence import fit_sasrec
 
 EASE_ITEMS = 10_000  # the most bought ones: the method inverts a square matrix of them
 THREADS = 2
@@ -286,6 +287,7 @@ PEERS: dict[str, Peer] = {
         fit_bpr,
         tuple({"learning_rate": r, "iterations": n} for r in (0.003, 0.01) for n in (30, 100, 300)),
     ),
+    "SASRec": Peer("PyTorch", fit_sasrec, tuple({"epochs": n} for n in (1, 2, 4))),
 }
 
 
