@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from feature_repo.aggregates import no_events
 from feature_repo.queries import Query
-from serving.stages.reranking import KEPT, OBJECTS_BYTES, Ranked, best_of, rerank
+from serving.stages.reranking import KEPT, OBJECTS_BYTES, Ranked, best_of
 from serving.stages.retrieval import Candidates, build_query
 from tests.serving.conftest import CUT, build_statistics
+from tests.serving.stages.conftest import rerank
 
 ITEMS = 240
 STATISTICS = build_statistics()[0]

@@ -26,10 +26,10 @@ from serving.stages.reranking import (
     item_rarity,
     of_new_manufacturers,
     rare_pool,
-    rerank,
     weigh,
 )
 from tests.serving.conftest import build_statistics
+from tests.serving.stages.conftest import rerank
 
 
 def test_the_second_item_of_a_type_pays_the_penalty() -> None:
