@@ -100,12 +100,22 @@ class Health(grpc.GenericRpcHandler):
 
 
 def read_metadata(context: Any) -> dict[str, str]:
-    """Return a call's metadata as headers; without `x-deadline-ms`, that is the time it has left."""
+    """Return a call's metadata as headers, the time it has left among them as `x-deadline-ms`."""
     headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
     left_s = context.time_remaining()
     if left_s is not None:
-        headers.setdefault("x-deadline-ms", f"{max(left_s * 1e3, 1e-3):.3f}")
+        given_ms = headers.get("x-deadline-ms")
+        left_ms = max(left_s * 1e3, 1e-3)
+        if given_ms is None or _is_longer(given_ms, left_ms):
+            headers["x-deadline-ms"] = f"{left_ms:.3f}"
     return headers
+
+
+def _is_longer(text: str, left_ms: float) -> bool:
+    try:
+        return float(text) > left_ms
+    except ValueError:
+        return False  # is refused where it is read
 
 
 def _plain(message: RecommendRequest) -> dict[str, Any]:

@@ -56,11 +56,17 @@ class Admission:
         self._spent_s = -math.inf  # processor time when the latest one was ready
         self._refusing_since = self._refused_at = -math.inf
 
-    def admits(self, call: Call, now: float) -> bool:
-        """Say whether a request that could begin now gets a full answer; a prefetch is refused first."""
+    def admits(self, call: Call, now: float, ahead_s: float = 0.0) -> bool:
+        """Say whether a request gets a full answer; a prefetch is refused first.
+
+        Args:
+            call: of the request.
+            now: the time at which it could begin, but for `ahead_s`.
+            ahead_s: how long it still has to wait for its turn.
+        """
         refusing = now - self._refused_at <= CALM_S
         strict = refusing and now - self._refusing_since >= STANDING_S
-        waited_s = now + self._computing * self._answer_s - call.arrived
+        waited_s = now + ahead_s + self._computing * self._answer_s - call.arrived
         given_s = call.deadline - call.arrived
         if call.priority != PRIORITIES[0]:
             return not strict and waited_s <= prefetch_waits_s(call)
@@ -107,8 +113,9 @@ class LoopAdmission:
         self._others: deque[asyncio.Future[None]] = deque()
         self._is_open = False  # a request has begun in this turn
         self._until = 0.0  # of the clock, the end of this turn's slice
-        self._let_in, self._began_at = 0, 0.0
+        self._let_in, self._opened_at, self._began_at = 0, 0.0, 0.0
         self._step_s = SLICE_S  # of a first step: the average, or the latest ones if they took longer
+        self._each_s = SLICE_S  # wait in the queue for each request ahead, on average
 
     def enter(self, urgent: bool) -> asyncio.Future[None] | None:
         """Return None if the request may begin now, else the future that it must await, or cancel.
@@ -126,13 +133,18 @@ class LoopAdmission:
         (self._urgent if urgent else self._others).append(turn)
         return turn
 
+    def wait_s(self) -> float:
+        """Return how long a request that arrives now would queue, if no urgent one came after it."""
+        return (len(self._urgent) + len(self._others)) * self._each_s
+
     def _next(self) -> None:
         """Let in as many as a slice has room for; runs once in each turn in which a request began."""
         now, loop = self._clock(), asyncio.get_running_loop()
         if self._let_in:
             step_s = (now - self._began_at) / self._let_in
             self._step_s = max(self._step_s + _STEP_WEIGHT * (step_s - self._step_s), step_s)
-        room, self._let_in = max(min(int(SLICE_S / self._step_s), MOST_BEGUN), 1), 0
+            self._each_s += _STEP_WEIGHT * ((now - self._opened_at) / self._let_in - self._each_s)
+        room, self._let_in, self._opened_at = max(min(int(SLICE_S / self._step_s), MOST_BEGUN), 1), 0, now
         self._until = now  # a request that arrives while others queue comes after them
         loop.call_soon(self._begin)
         while self._let_in < room and (queue := self._urgent or self._others):

@@ -157,10 +157,10 @@ class Checkout:
         """Wait until a call may begin, in a burst for earlier ones; its body is read after that.
 
         Raises:
-            Overloaded: it is a prefetch, and there is no time for it.
+            Overloaded: it is a prefetch, and there would be no time for it.
         """
         if call.priority != PRIORITIES[0]:
-            self._refuse_prefetch(call, time.perf_counter())
+            self._refuse_prefetch(call, time.perf_counter(), self._entrance.wait_s())
         try:
             await self._queue(call, call.arrived)
         except TimeoutError:
@@ -254,8 +254,8 @@ class Checkout:
         finally:
             self.service = service
 
-    def _refuse_prefetch(self, call: Call, now: float) -> None:
-        if not self.service.admission.admits(call, now):
+    def _refuse_prefetch(self, call: Call, now: float, ahead_s: float = 0.0) -> None:
+        if not self.service.admission.admits(call, now, ahead_s):
             raise Overloaded(_NO_TIME)
 
     def _refused(self, turn: Turn) -> str | None:

@@ -76,6 +76,13 @@ def test_a_standing_queue_is_kept_short_and_refuses_prefetches() -> None:
     assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3)
 
 
+def test_the_expected_wait_counts_but_is_no_calm_period() -> None:
+    admission = overloaded(until=1e3)
+    assert not admission.admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=2 * CALM_S)
+    assert Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH - 2)
+    assert not Admission(100.0).admits(waited(1, 1e3, "prefetch"), 1e3, ahead_s=100 * PREFETCH)
+
+
 def test_the_limit_relaxes_after_a_calm_period() -> None:
     admission, now = overloaded(until=1e3), 1e3 + 2 * CALM_S
     assert admission.admits(waited(100 * PATIENT - 1, now), now)
@@ -146,6 +153,7 @@ def test_a_single_request_does_not_wait() -> None:
             assert admission.enter(urgent=True) is None
             loop.work(10 * STEP_MS)
             await asyncio.sleep(0)
+        assert admission.wait_s() == 0
 
     run(test)
 
@@ -237,6 +245,28 @@ def test_a_cancelled_request_takes_no_turn() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert admission.enter(urgent=True) is None, "nobody queues any more"
+
+    run(test)
+
+
+def test_the_queueing_time_of_a_new_request_is_estimated() -> None:
+    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+        waits: list[float] = []
+
+        async def request() -> None:
+            began = loop.time()
+            expected = admission.wait_s()
+            if (turn := admission.enter(urgent=True)) is not None:
+                await turn
+            waits.append(loop.time() - began)
+            loop.work(4 * STEP_MS)
+            told.append(expected)
+
+        for _ in range(2):  # the first burst only trains the estimate
+            told: list[float] = []
+            waits.clear()
+            await asyncio.gather(*(request() for _ in range(100)))
+        assert told[-1] == pytest.approx(waits[-1], rel=0.2)
 
     run(test)
 

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
+from serving.checkout.admission import SLICE_S
 from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
@@ -95,7 +96,12 @@ def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender,
     assert asked == [priority == "checkout"] * 2
 
 
-def test_a_prefetch_that_queues_too_long_is_refused(recommender: Recommender) -> None:
+@pytest.mark.parametrize(
+    ("queue", "each_s"), [(3, 0.06), (300, 2 * SLICE_S)], ids=["has waited too long", "would have to"]
+)
+def test_a_prefetch_that_queues_too_long_is_refused(
+    recommender: Recommender, queue: int, each_s: float
+) -> None:
     begun_when_refused: list[int] = []
     begun = 0
 
@@ -103,7 +109,7 @@ def test_a_prefetch_that_queues_too_long_is_refused(recommender: Recommender) ->
         nonlocal begun
         await checkout.enter(call())
         begun += 1
-        time.sleep(0.06)
+        time.sleep(each_s)
 
     async def prefetch(checkout: Checkout) -> None:
         now = time.perf_counter()
@@ -113,11 +119,11 @@ def test_a_prefetch_that_queues_too_long_is_refused(recommender: Recommender) ->
 
     async def ask_all() -> None:
         checkout = Checkout(recommender, 1_000.0)
-        await asyncio.gather(*(other(checkout) for _ in range(4)), prefetch(checkout))
+        await asyncio.gather(*(other(checkout) for _ in range(1 + queue)), prefetch(checkout))
 
     asyncio.run(ask_all())
-    assert begun_when_refused[0] > 1
-    assert begun == 4
+    assert (begun_when_refused[0] == 1) == (queue == 300)
+    assert begun == 1 + queue
 
 
 @pytest.mark.parametrize(
