@@ -208,6 +208,7 @@ class ProcessMetrics:
             with contextlib.suppress(psutil.Error):
                 files = child.num_fds(), child.rlimit(psutil.RLIMIT_NOFILE)[0]
                 usage.append((child.memory_info().rss, *files))
+        deaths = len(_pids(self._folder, "counter")) - len(living)  # at once: a new process has a file, too
         # With the children of each that are no more: the fork server's are those that answered.
         for process in {parent, *parent.children(recursive=True), *living}:
             with contextlib.suppress(psutil.Error):
@@ -215,7 +216,7 @@ class ProcessMetrics:
         cpu_s = sum(t.user + t.system + t.children_user + t.children_system for t in ran)
         memory, opened, most = zip(*usage, strict=True) if usage else ((0,), (0,), (0,))
         return [
-            *self._families(living, len(_pids(self._folder, "counter")) - len(living)),
+            *self._families(living, deaths),
             CounterMetricFamily("process_cpu_seconds", "Processor time of all processes", cpu_s),
             GaugeMetricFamily("process_resident_memory_bytes", "Memory of all processes", sum(memory)),
             GaugeMetricFamily("process_open_fds", "Open files, of the process with most", max(opened)),

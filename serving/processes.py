@@ -122,13 +122,18 @@ class Processes:
         if not self._stopping.is_set():
             self._http_socket.close()  # else callers would still get in when the children have shut the door
             longest_s = self._settings.drain_s + self._settings.grace_s + 5
-            self._loop.call_later(longest_s, self._signal_all, signal.SIGKILL)
+            self._loop.call_later(longest_s, self._kill_all)
         self._stopping.set()
         self._signal_all(signal.SIGTERM)
         # It still imports. Later it stays to the end: it knows when a child has really ended.
         if self._forks is not None and not any(slot.process for slot in self._slots):
             with contextlib.suppress(ProcessLookupError):
                 self._forks.terminate()
+
+    def _kill_all(self) -> None:
+        self._signal_all(signal.SIGKILL)
+        if self._forks is not None and self._forks.returncode is None:
+            self._forks.kill()  # while stopped it would report nothing and never end
 
     def _signal_all(self, sig: int) -> None:
         for slot in self._slots:

@@ -171,6 +171,7 @@ class ShopperLimits:
         """Take the answers per second for one shopper; 0: no limit."""
         self._per_s = per_s
         self._paid_at: dict[str, float] = {}
+        self._most = MOST_SHOPPERS
 
     def admits(self, user_id: str | None, now: float) -> bool:
         """Say whether another answer may be computed for a shopper."""
@@ -181,5 +182,7 @@ class ShopperLimits:
         if user_id is None or not self._per_s:
             return
         self._paid_at[user_id] = max(self._paid_at.get(user_id, now), now) + 1 / self._per_s
-        if len(self._paid_at) > MOST_SHOPPERS:
+        if len(self._paid_at) > self._most:
             self._paid_at = {user: at for user, at in self._paid_at.items() if at > now}
+            # Where most are over the limit, the next look would find as many.
+            self._most = max(MOST_SHOPPERS, 2 * len(self._paid_at))

@@ -11,6 +11,7 @@ over is cancelled by its checkout, and leaves the queue.
 from __future__ import annotations
 
 import asyncio
+import time
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -154,4 +155,4 @@ class Batcher:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return time.perf_counter()  # uvloop's own clock has whole milliseconds

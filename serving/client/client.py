@@ -177,7 +177,8 @@ class Client(_Endpoint):
     """
 
     def _open(self) -> None:
-        self._lock = threading.Lock()
+        # By process: a fork may copy a lock that another thread holds, which is missing there.
+        self._locks: dict[int, threading.Lock] = {}
         self._closed = False
         self._loop_thread: _LoopThread | None = None
 
@@ -193,7 +194,7 @@ class Client(_Endpoint):
 
     def close(self) -> None:
         """Cancel the calls in flight, close the connections and wait for the thread."""
-        with self._lock:
+        with self._lock():
             self._closed = True
             loop_thread, self._loop_thread = self._loop_thread, None
         if loop_thread is not None and loop_thread.process == os.getpid():
@@ -207,11 +208,15 @@ class Client(_Endpoint):
     ) -> None:
         self.close()
 
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
     def _running(self, deadline: float) -> _LoopThread:
         loop_thread = self._loop_thread
         if loop_thread is not None and loop_thread.process == os.getpid():
             return loop_thread
-        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
+        lock = self._lock()
+        if not lock.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise NotAnswered(DEADLINE_EXCEEDED, "another thread was still starting the client")
         try:
             if self._closed:
@@ -221,7 +226,7 @@ class Client(_Endpoint):
                 self._loop_thread = _LoopThread(self._connect())
             return self._loop_thread
         finally:
-            self._lock.release()
+            lock.release()
 
 
 def _prepare(basket: Sequence[str], options: RequestOptions, deadline_ms: float) -> PreparedRequest:
@@ -303,11 +308,13 @@ class BestSellers:
             _log.warning("answered by the best sellers: %s", error)
         if self._strict:
             raise error
+        excluded = set[str]()
         try:
-            excluded = {item for item in basket if isinstance(item, str)}
+            for item in basket:
+                if isinstance(item, str):
+                    excluded.add(item)
         except Exception:  # noqa: BLE001 (a deleted database row, a set that another thread changes)
             _log.warning("a basket cannot be read; the best sellers may repeat its items")
-            excluded = set()
         offered = [item for item in self._items if item not in excluded][
             : min(options.get("k", DEFAULT_K), MAX_K)
         ]

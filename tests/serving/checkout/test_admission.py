@@ -321,6 +321,19 @@ def test_a_shopper_back_within_the_limit_is_forgotten() -> None:
     assert len(limits._paid_at) <= MOST_SHOPPERS + 1
 
 
+def test_many_shoppers_above_the_limit_are_scanned_rarely() -> None:
+    limits, seen = ShopperLimits(10.0), list[dict[str, float]]()
+    for number in range(MOST_SHOPPERS + 1_000):
+        limits.spend(f"u{number}", 100.0)
+        if not seen or limits._paid_at is not seen[-1]:
+            seen.append(limits._paid_at)
+    assert len(seen) == 2  # at MOST_SHOPPERS once, and then when they are twice as many
+    assert len(limits._paid_at) == MOST_SHOPPERS + 1_000
+    for number in range(2 * MOST_SHOPPERS):
+        limits.spend(f"v{number}", 200.0 + number / 1_000)
+    assert len(limits._paid_at) <= 2 * MOST_SHOPPERS + 2
+
+
 def call_of(priority: str = "checkout") -> Call:
     return Call(0.0, 1e9, "given", priority=priority)
 

@@ -524,7 +524,7 @@ class Rows:
 
 def test_an_unreadable_basket_raises_nothing(serve: Callable[[Say], Server], ask: Ask) -> None:
     server = serve(good)
-    check_fallback(ask(server.url, Rows()), answers.CLIENT_ERROR, BEST)
+    check_fallback(ask(server.url, Rows()), answers.CLIENT_ERROR, BEST[1:])
     with pytest.raises(NotAnswered, match="RuntimeError") as raised:
         ask(server.url, Rows(), {"strict": True})
     assert raised.value.reason == answers.CLIENT_ERROR
@@ -692,6 +692,35 @@ print(*late)
     command = [sys.executable, "-c", program, serve(good).url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.slow
+def test_a_fork_during_the_first_call_can_use_the_client(serve: Callable[[Say], Server]) -> None:
+    program = """
+import os, sys, threading
+from serving.client import client as module
+real, inside, forked = module.EndpointCaller, threading.Event(), threading.Event()
+def connect(*given):
+    inside.set()
+    forked.wait(60)
+    return real(*given)
+module.EndpointCaller = connect
+client = module.Client(sys.argv[1], [], deadline_ms=20_000)
+first = threading.Thread(target=client.recommend, args=([],))
+first.start()
+inside.wait()
+late = client.recommend([], deadline_ms=50)
+assert late.degraded_reason == "deadline_exceeded", "another thread holds the lock"
+child = os.fork()
+forked.set()
+if not child:
+    os._exit(0 if not client.recommend([]).degraded else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+first.join()
+client.close()
+"""
+    command = [sys.executable, "-c", program, serve(good).url]
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.slow
