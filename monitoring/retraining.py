@@ -2,13 +2,13 @@
 
 `<home>/retrain.json` holds the last start. It is read and written under a lock: if two checks find the same
 drift at the same moment, only one starts a run. The start is recorded before it is made; if it then fails,
-the caller removes the record (`release_retrain`), and the next try is free.
+the caller takes the record back (`release_retrain`).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,32 +28,24 @@ class RetrainDecision:
 
     allowed: bool
     reason: str
+    noted: str = ""  # the text of the record
+    before: str = ""  # the text before it; empty without a file
 
 
-def claim_retrain(
-    verdict: DriftVerdict, home: Path, now: datetime, cool_down: timedelta = COOL_DOWN
+def may_retrain(
+    home: Path, now: datetime, cool_down: timedelta = COOL_DOWN, key: str = ""
 ) -> RetrainDecision:
-    """Decide whether to start a run for a verdict, and record the start if so.
+    """Decide whether a run may start at `now`, without recording it.
 
     Args:
-        verdict: the same window of one never starts a second run.
         home: the state folder.
         now: the time, with its time zone.
         cool_down: how long after a start no other start is allowed.
+        key: names the cause of the retraining; the same key never starts a second run. The empty key is for
+            a cause that cannot be identified.
     """
-    if verdict.status != "drifted":
-        return RetrainDecision(False, _REFUSED[verdict.status])
-    key = _key(verdict, now)
-    home.mkdir(parents=True, exist_ok=True)
-    with FileLock(home / f"{STATE}.lock", preserve_lock_file=True):
-        decision = _decide(_last(home), key, now, cool_down)
-        if decision.allowed:
-            _note(home, {"started_at": now.isoformat(), "key": key, "reason": verdict.reason})
-    return decision
-
-
-def _decide(last: dict[str, Any], key: str, now: datetime, cool_down: timedelta) -> RetrainDecision:
-    if not last:
+    last = _read(home / STATE)
+    if last is None:
         return RetrainDecision(True, "no run was started for drift before")
     started = datetime.fromisoformat(last["started_at"])
     if key and key == last["key"]:
@@ -67,19 +59,53 @@ def _decide(last: dict[str, Any], key: str, now: datetime, cool_down: timedelta)
     return RetrainDecision(True, f"the last run was started at {last['started_at']}")
 
 
-def release_retrain(home: Path) -> None:
-    """Remove the record of a start that was not made."""
-    (home / STATE).unlink(missing_ok=True)
+def claim_retrain(
+    verdict: DriftVerdict, home: Path, now: datetime, cool_down: timedelta = COOL_DOWN
+) -> RetrainDecision:
+    """Decide whether to start a run for a verdict, and record the start if so."""
+    if verdict.status != "drifted":
+        return RetrainDecision(False, _REFUSED[verdict.status])
+    key = _key(verdict, now)
+    file = home / STATE
+    home.mkdir(parents=True, exist_ok=True)
+    with _locked(home):
+        decision = may_retrain(home, now, cool_down, key)
+        if not decision.allowed:
+            return decision
+        before = file.read_text() if file.exists() else ""
+        if before:  # its run is over; if the new one cannot start, the old result says nothing of that
+            earlier = {name: value for name, value in json.loads(before).items() if name != "run_id"}
+            before = json.dumps(earlier, indent=1)
+        noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
+        write_file(file, noted.encode())
+    return replace(decision, noted=noted, before=before)
 
 
-def note_run(home: Path, run_id: str) -> None:
-    """Add the run that was started to the record."""
-    _note(home, {**_last(home), "run_id": run_id})
+def release_retrain(decision: RetrainDecision, home: Path) -> None:
+    """Remove the record of a start that was not made, unless another start was recorded since."""
+    file = home / STATE
+    with _locked(home):
+        if not decision.noted or not file.exists() or file.read_text() != decision.noted:
+            return
+        if decision.before:
+            write_file(file, decision.before.encode())
+        else:
+            file.unlink()
+
+
+def note_run(decision: RetrainDecision, home: Path, run_id: str) -> None:
+    """Add the run that was started to the record, unless another start was recorded since."""
+    file = home / STATE
+    with _locked(home):
+        if file.exists() and file.read_text() == decision.noted:
+            noted = {**json.loads(decision.noted), "run_id": run_id}
+            write_file(file, json.dumps(noted, indent=1).encode())
 
 
 def started_run(home: Path) -> str:
     """Return the run of the last start; empty without a start or a noted run."""
-    return str(_last(home).get("run_id", ""))
+    last = _read(home / STATE)
+    return last["run_id"] if last else ""
 
 
 def _key(verdict: DriftVerdict, now: datetime) -> str:
@@ -98,10 +124,16 @@ _REFUSED = {
 }
 
 
-def _last(home: Path) -> dict[str, Any]:
-    """Return the record of the last start; empty without one."""
-    return dict(json.loads((home / STATE).read_bytes())) if (home / STATE).exists() else {}
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        last = json.loads(path.read_text())
+        started_at = datetime.fromisoformat(last["started_at"]).isoformat()
+        return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 
 
-def _note(home: Path, record: dict[str, Any]) -> None:
-    write_file(home / STATE, json.dumps(record, indent=1))
+def _locked(home: Path) -> FileLock:
+    return FileLock(home / f"{STATE}.lock", preserve_lock_file=True)

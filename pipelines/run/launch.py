@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from components.home import command, dataset_lock, default_tracking_uri, read_running
+from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from feature_repo.stream.erasure import stamp
@@ -166,10 +166,11 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
     decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
+    before = {run.run_id for run in list_runs(home)}
     try:
         origin = champions_run(home)
         if origin is None:
-            release_retrain(home)
+            release_retrain(decision, home)
             by_hand = command(home, "run --data complete-journey")
             said = "not started: no run recorded here promoted the champion, so its arguments are unknown"
             return {"started": False, "said": f"{said}; start one by hand: {by_hand}, or --data DIR"}
@@ -183,8 +184,13 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             said = f"version {version} is champion, but a later step failed: {error}"
             return {**outcome, "promoted": True, "said": said}
         return {**outcome, "promoted": False, "said": f"the champion stays: {error}"}
-    except BaseException:  # no step failed: it did not start, or was stopped, and may be tried again
-        release_retrain(home)
+    except BaseException as error:
+        # On a conflict the new run is not ours. A stopped one may be tried again, unless it has promoted.
+        new = [run for run in list_runs(home) if run.run_id not in before]
+        promoted_any = any(run.outputs().get("promote-bundle") for run in new)
+        stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
+        if isinstance(error, Conflict) or stopped or not new:
+            release_retrain(decision, home)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
 
@@ -205,9 +211,9 @@ def retrain_on_cluster(
     try:
         submitted = repeat_training(cluster)
     except BaseException:
-        release_retrain(home)
+        release_retrain(decision, home)
         raise
-    note_run(home, submitted.run_id)
+    note_run(decision, home, submitted.run_id)
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
 
 

@@ -9,6 +9,7 @@ import pytest
 from monitoring.retraining import (
     COOL_DOWN,
     claim_retrain,
+    may_retrain,
     note_run,
     release_retrain,
     started_run,
@@ -52,32 +53,53 @@ def test_only_the_cool_down_limits_a_window_that_still_grows(
 
 
 def test_a_start_that_was_not_made_is_taken_back(tmp_path: Path) -> None:
-    claim_retrain(verdict(), tmp_path, NOW)
-    assert json.loads((tmp_path / "retrain.json").read_text())["reason"] == "category PSI 0.2"
-    release_retrain(tmp_path)
+    first = claim_retrain(verdict(), tmp_path, NOW)
+    release_retrain(first, tmp_path)
+    assert not (tmp_path / "retrain.json").exists()
     assert claim_retrain(verdict(), tmp_path, NOW).allowed
+    before = (tmp_path / "retrain.json").read_text()
+    second = claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    release_retrain(second, tmp_path)
+    assert (tmp_path / "retrain.json").read_text() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["retrain.json", "retrain.json.lock"]
 
 
 def test_the_run_of_the_last_start_is_known_once_it_is_noted(tmp_path: Path) -> None:
     assert started_run(tmp_path) == ""
-    claim_retrain(verdict(), tmp_path, NOW)
+    first = claim_retrain(verdict(), tmp_path, NOW)
     assert started_run(tmp_path) == ""
-    note_run(tmp_path, "r5")
+    note_run(first, tmp_path, "r5")
     assert started_run(tmp_path) == "r5"
-    assert not claim_retrain(verdict(day=2), tmp_path, NOW).allowed
+    assert not may_retrain(tmp_path, NOW).allowed
     claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    note_run(first, tmp_path, "r5")
     assert started_run(tmp_path) == "", "a newer start has no run yet"
+
+
+def test_a_newer_start_and_a_refusal_are_not_taken_back(tmp_path: Path) -> None:
+    first = claim_retrain(verdict(), tmp_path, NOW)
+    second = claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
+    release_retrain(first, tmp_path)
+    release_retrain(claim_retrain(verdict(day=3), tmp_path, NOW + COOL_DOWN), tmp_path)
+    assert (tmp_path / "retrain.json").read_text() == second.noted
 
 
 @pytest.mark.parametrize("status", ["ok", "warn", "insufficient_data", "schema_change"])
 def test_only_drift_starts_a_run(tmp_path: Path, status: Status) -> None:
     assert not claim_retrain(verdict(status), tmp_path, NOW).allowed
+    assert may_retrain(tmp_path, NOW).allowed
+
+
+def test_a_decision_alone_records_nothing(tmp_path: Path) -> None:
+    assert may_retrain(tmp_path, NOW).allowed
     assert list(tmp_path.iterdir()) == []
+    claim_retrain(verdict(), tmp_path, NOW)
+    assert not may_retrain(tmp_path, NOW + timedelta(minutes=1)).allowed
 
 
 def test_a_clock_that_was_set_back_does_not_forbid_retraining(tmp_path: Path) -> None:
     claim_retrain(verdict(), tmp_path, NOW)
-    assert claim_retrain(verdict(day=2), tmp_path, NOW - timedelta(days=1)).allowed
+    assert may_retrain(tmp_path, NOW - timedelta(days=1)).allowed
 
 
 def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
@@ -93,3 +115,15 @@ def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert [decision.allowed for decision in decisions].count(True) == 1
+
+
+def test_the_start_is_recorded(tmp_path: Path) -> None:
+    claim_retrain(verdict(), tmp_path, NOW)
+    assert json.loads((tmp_path / "retrain.json").read_text())["reason"] == "category PSI 0.2"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"started_at": "then", "key": ""}', "[]"])
+def test_a_broken_record_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "retrain.json").write_text(text)
+    with pytest.raises(ValueError, match=r"retrain\.json .* remove it"):
+        may_retrain(tmp_path, NOW)

@@ -18,6 +18,7 @@ from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from monitoring.retraining import COOL_DOWN
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
+from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     dataset_of,
     newest_data,
@@ -98,15 +99,23 @@ def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> No
     assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
 
 
-@pytest.mark.parametrize("error", [Conflict("process 7 is running a pipeline"), KeyboardInterrupt()])
-def test_a_run_that_cannot_start_or_is_stopped_may_be_tried_again(
-    drifted: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_a_run_that_cannot_start_does_not_use_the_cool_down(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> Run:
-        raise error
+    def refuse(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, [])  # of another process
+        raise Conflict("process 7 is running a pipeline")
 
     start_with(monkeypatch, refuse)
-    with pytest.raises(type(error)):
+    with pytest.raises(Conflict):
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert not (drifted / "retrain.json").exists()
+
+    def stop(*_: object) -> Run:
+        raise ArgumentsInvalid("the pipeline has no parameter 'x'")
+
+    start_with(monkeypatch, stop)
+    with pytest.raises(ArgumentsInvalid):
         retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not (drifted / "retrain.json").exists()
 
@@ -208,6 +217,19 @@ def test_an_erasure_during_the_reading_of_data_holds(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("components.data.ingest_events.ingest_events", read_and_be_interrupted)
     assert read_dataset(dataset_of(tmp_path, str(shop))).events["user_id"].tolist() == ["bob"]
+
+
+def test_a_training_that_was_stopped_may_be_tried_again(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, ["promote-bundle"])
+        raise KeyboardInterrupt
+
+    start_with(monkeypatch, stop)
+    with pytest.raises(KeyboardInterrupt):
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert not (drifted / "retrain.json").exists()
 
 
 def test_a_named_data_set_comes_from_a_run(tmp_path: Path) -> None:
