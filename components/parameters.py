@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from inspect import signature
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -69,6 +70,8 @@ def _read(owner: str, hints: Mapping[str, Any], given: Mapping[str, Any]) -> dic
 
 def _whole(value: Any) -> Any:
     """Return a JSON value with whole numbers as ints, at every depth: a step gets them as floats."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise msgspec.ValidationError("Expected a finite number")
     if isinstance(value, Mapping):
         return {key: _whole(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

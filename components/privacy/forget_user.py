@@ -350,8 +350,10 @@ class _Erasure:
         others = sorted(str(path.relative_to(self.home)) for path in held if _bundle_id(path) != champion)
         if len(others) < len(held):
             notes.append("the champion is one: it remains until the next promotion")
-        if others:
-            notes.append(f"delete by hand those that are not in runs/: {', '.join(others)}")
+        if by_hand := [path for path in others if not path.startswith("runs/")]:
+            notes.append(f"delete by hand: {', '.join(by_hand)}")
+        if len(by_hand) < len(others):
+            notes.append("those of runs go when three newer runs have ended")
         place.note = "; ".join(notes)
         return place
 

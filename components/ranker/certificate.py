@@ -105,7 +105,9 @@ def check(certificate: Mapping[str, Any]) -> list[str]:
 def _ratio(measured: Mapping[str, float]) -> float:
     """Return child / parent from the two numbers themselves."""
     child, parent = measured["child"], measured["parent"]
-    return child / parent if parent else 1.0 if child == 0 else math.inf
+    if parent or math.isnan(child):
+        return child / parent if parent else math.nan
+    return 1.0 if child == 0 else math.inf
 
 
 def enforce(certificate: Mapping[str, Any]) -> None:
@@ -131,6 +133,8 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
         for certificate in certificates:
             missing = [parent for parent in certificate["parents"] if parent not in earlier]
             reasons = [f"no certificate of its parent {parent}" for parent in missing]
+            if (certificate["step"] == "train_ranker") == bool(certificate["parents"]):
+                reasons.append("a trained ranker has no parent, and every other one has some")
             if certificate["lists_hash"] != certificates[0]["lists_hash"]:
                 reasons.append("it was measured on other lists than the first")
             reasons += check(certificate)

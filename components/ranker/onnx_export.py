@@ -30,22 +30,31 @@ def export_torch(
         dynamic: for each input, the dimensions whose size may change.
         output: name of the one output.
         file: where to write.
+
+    Raises:
+        ValueError: ONNX has no form of an operator, which it names.
     """
     for name in ("onnx_ir", "onnxscript", "torch.onnx"):  # they log thirty lines a graph about their clean-up
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # The exporter warns of its own internals (deprecated pytree calls), nothing a user can mend.
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model,
-            tuple(inputs.values()),
-            dynamo=True,
-            input_names=list(inputs),
-            output_names=[output],
-            opset_version=OPSET,
-            dynamic_shapes=tuple(dynamic[name] for name in inputs),
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                model,
+                tuple(inputs.values()),
+                dynamo=True,
+                input_names=list(inputs),
+                output_names=[output],
+                opset_version=OPSET,
+                dynamic_shapes=tuple(dynamic[name] for name in inputs),
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the last one names the operator
+                cause = cause.__cause__
+            raise ValueError(f"{type(model).__name__} has no form in ONNX: {cause}") from error
     assert program is not None  # only the old exporter returns nothing
     graph = program.model_proto
     for node in graph.graph.node:

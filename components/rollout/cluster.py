@@ -64,10 +64,15 @@ def connect(url: str) -> httpx.Client:
     """Return a connection to a URL without credentials (`kubectl proxy`); `pod` or empty: the pod's cluster.
 
     Raises:
-        NoCluster: there is no URL, and this is no pod.
+        NoCluster: there is no URL, and this is no pod; or the URL is no address.
     """
     if url not in ("", IN_POD):
-        return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        with suppress(httpx.InvalidURL):
+            if httpx.URL(url).scheme in ("http", "https") and httpx.URL(url).host:
+                return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        raise NoCluster(
+            f"{without_password(url)!r:.200} is no address of a cluster; expected http://HOST:PORT or https://HOST"
+        )
     if not (ACCOUNT / "token").is_file():
         raise NoCluster(
             "no cluster: give --cluster URL, for example of `kubectl proxy`, or start `reco up --slots`"

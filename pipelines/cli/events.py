@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from pipelines.cli.options import Context, common_options
+from pipelines.cli.options import Context, FiniteRange, common_options
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def replay_log(context: Context, last: int) -> None:
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=0.0,
     show_default=True,
     help="Seconds of data per second; 0 is as fast as possible.",
@@ -109,17 +109,15 @@ def replay_log(context: Context, last: int) -> None:
     "--endpoint", default="", metavar="URL", help="Ask it before each basket, as the shopper would."
 )
 @click.option(
-    "--duplicates", type=click.FloatRange(0, 1), default=0.0, help="Share of events that are sent twice."
+    "--duplicates", type=FiniteRange(0, 1), default=0.0, help="Share of events that are sent twice."
 )
 @click.option(
-    "--out-of-order", type=click.FloatRange(0, 1), default=0.0, help="Share of events that are sent too late."
+    "--out-of-order", type=FiniteRange(0, 1), default=0.0, help="Share of events that are sent too late."
 )
 @click.option(
     "--within", type=click.IntRange(1), default=1_000, show_default=True, help="By how many events at most."
 )
-@click.option(
-    "--poison", type=click.FloatRange(0, 1), default=0.0, help="Share of invalid messages in between."
-)
+@click.option("--poison", type=FiniteRange(0, 1), default=0.0, help="Share of invalid messages in between.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Chooses these events.")
 @common_options
 def replay_data(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -58,10 +59,22 @@ def read_token(file: Path | None) -> str:
     Raises:
         ValueError: the file holds something else, which no message must show.
     """
-    token = file.read_text(encoding="utf-8").strip() if file else ""
+    try:
+        token = file.read_text(encoding="utf-8").strip() if file else ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} holds no token: expected text, found other bytes") from error
     if not token.isprintable() or " " in token:
         raise ValueError(f"{file} holds no token: expected one word, found spaces or line breaks in it")
     return token
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers: Click's own takes NaN, and infinity where there is no upper bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is no finite number", param, ctx)
 
 
 class Home(click.Path):

@@ -16,7 +16,15 @@ import click
 
 from components.home import read_running
 from components.rollout import NAMESPACE
-from pipelines.cli.options import FILE, FOLDER, Context, common_options, registry_options, trusted_keys_option
+from pipelines.cli.options import (
+    FILE,
+    FOLDER,
+    Context,
+    FiniteRange,
+    common_options,
+    registry_options,
+    trusted_keys_option,
+)
 from pipelines.run.launch import existing_registry, run_datasets
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
-SECONDS = click.FloatRange(0, 1e9)
+SECONDS = FiniteRange(0, 1e9)
 
 
 @click.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli.options import FOLDER, PORT, Context, common_options
+from pipelines.cli.options import FOLDER, PORT, Context, FiniteRange, common_options
 from pipelines.run.launch import absolute, check_data
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
@@ -54,7 +54,7 @@ def serve(
 )
 @click.option("--replay", "data", default="", metavar="DATA", help="Replay this data set's shoppers.")
 @click.option(
-    "--speed", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds of data per second."
+    "--speed", type=FiniteRange(0), default=600.0, show_default=True, help="Seconds of data per second."
 )
 @click.option("--from", "since", default="", help="Where the replay begins.  [default: the champion's cut]")
 @click.option("--slots", is_flag=True, help="Two slots behind a gateway, for `reco release`.")

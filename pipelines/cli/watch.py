@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feature_repo.errors import USAGE
-from pipelines.cli.options import FILE, PORT, Context, common_options, read_token
+from pipelines.cli.options import FILE, PORT, Context, FiniteRange, common_options, read_token
 from pipelines.run.launch import MODEL_NAME
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
@@ -120,7 +120,7 @@ def _drift_text(verdict: DriftVerdict, page: Path | None) -> str:
 @click.option("--data", default="", help="Where the purchases are.  [default: the archive of `reco stream`]")
 @click.option(
     "--hours",
-    type=click.FloatRange(0, WEEK_HOURS, min_open=True),
+    type=FiniteRange(0, WEEK_HOURS, min_open=True),
     default=24.0,
     show_default=True,
     help="Window that is compared with weeks before.",
@@ -181,7 +181,7 @@ def _kpi_text(earnings: Earnings) -> str:
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.1, 1e6),
+    type=FiniteRange(0.1, 1e6),
     default=3_600.0,
     show_default=True,
     help="Seconds between two looks.",

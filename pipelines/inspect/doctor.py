@@ -124,8 +124,10 @@ def _installed(name: str) -> bool:
 def _home(settings: Settings) -> Iterator[Finding]:
     home = settings.home.absolute()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    if not os.access(there, os.W_OK):
-        yield Finding("home", "fail", f"{there} cannot be written", "choose another folder with --home")
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Finding(
+            "home", "fail", f"{there} is no folder that can be written", "choose another folder with --home"
+        )
         return
     yield Finding("home", "ok", f"{home}" if there == home else f"{home} (not there yet)")
     free = shutil.disk_usage(there).free

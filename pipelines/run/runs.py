@@ -241,7 +241,8 @@ def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
         if left and run.run_id not in spared and run.status != "running":
             for place in left:
                 shutil.rmtree(place, ignore_errors=True)
-            freed.append(run.run_id)
+            if not any(place.exists() for place in left):
+                freed.append(run.run_id)
     return freed
 
 

@@ -137,6 +137,8 @@ def run_here(full_command: Sequence[str]) -> int:
     """
     from kfp.dsl.executor_main import executor_main
 
+    if "ephemeral_component.py" not in full_command[2]:
+        raise ValueError("a component of a local run installs no packages: take packages_to_install out")
     _, _, _, program, *arguments = full_command
     file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
     file.write_text(program, encoding="utf-8")

@@ -11,8 +11,8 @@ over is cancelled by its checkout, and leaves the queue.
 from __future__ import annotations
 
 import asyncio
-import time
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

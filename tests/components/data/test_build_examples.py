@@ -30,6 +30,7 @@ from feature_repo.stream.archive import rows_of, with_version
 from feature_repo.toy_shop import toy_dataset
 from serving.stages.retrieval import Quotas
 from serving.stages.retrieval import retrieve as retrieve_candidates
+from tests.conftest import TOY_EXAMPLES
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
 
@@ -458,3 +459,25 @@ def test_too_short_a_history_says_so(tmp_path: Path) -> None:
         build_examples(
             tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
         )
+
+
+@pytest.mark.slow
+def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path: Path) -> None:
+    from components.data.fit_statistics import fit_statistics
+    from feature_repo.events import Dataset, read_dataset, write_dataset
+
+    data = read_dataset(toy_line / "dataset")
+    write_dataset(
+        tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
+    )
+    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
+    build_examples(
+        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), TOY_EXAMPLES
+    )
+    for part in ("ranker_train", "ranker_calibration", "retriever"):
+        files = sorted((toy_line / "examples" / part).glob("*.npy"))
+        assert files
+        for file in files:
+            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
+                f"{part}/{file.name}"
+            )

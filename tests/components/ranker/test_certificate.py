@@ -232,6 +232,14 @@ def test_a_parent_must_come_first(chain: list[dict[str, Any]], order: tuple[int,
     assert check_chain([chain[i] for i in order], "d")[0] == told
 
 
+@pytest.mark.parametrize(("number", "parents"), [(0, ["feed" * 4]), (1, [])])
+def test_only_a_trained_ranker_has_no_parent(
+    chain: list[dict[str, Any]], number: int, parents: list[str]
+) -> None:
+    chain[number]["parents"] = parents
+    assert "a trained ranker has no parent" in check_chain(chain, served=chain[-1]["id"])[0]
+
+
 def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -> None:
     chain[3]["lists_hash"] = "other"
     assert check_chain(chain, "d") == ["compile_ranker -> d: it was measured on other lists than the first"]

@@ -32,6 +32,20 @@ def test_the_graph_has_the_names_and_the_free_dimension_asked_for(tmp_path: Path
     assert not any(node.metadata_props for node in model.graph.node), "no file names of this machine"
 
 
+class Exotic(nn.Module):
+    """An integral that ONNX has no operator for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.i1e(x)
+
+
+@pytest.mark.slow
+def test_an_operator_without_a_form_in_onnx_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Exotic has no form in ONNX: .*bessel_i1e"):
+        export_torch(Exotic(), {"x": torch.rand(4)}, {"x": {}}, "y", tmp_path / "exotic.onnx")
+    assert not (tmp_path / "exotic.onnx").exists()
+
+
 def test_nodes_are_replaced_in_their_places() -> None:
     names = ["a", "b", "c", "d"]
     nodes = [helper.make_node("Neg", [i], [o], name=o) for i, o in zip(["x", *names], names, strict=False)]

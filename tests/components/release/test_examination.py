@@ -156,6 +156,10 @@ def memory_bomb(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
     ]
 
 
+def above_one(graph: onnx.GraphProto, own: str) -> list[onnx.NodeProto]:
+    return [helper.make_node("Mul", [own, constant(graph, "many", np.float32(1e6))], ["score"])]
+
+
 def without_record(add: Callable[[onnx.GraphProto, str], list[onnx.NodeProto]], bundle: Path) -> None:
     """As `edit_ranker`, for a graph that cannot answer golden requests; the old answers stay."""
     try:
@@ -238,6 +242,7 @@ BAD: dict[str, tuple[Forge, str]] = {
         "quality of the teachers",
     ),
     "one item is NaN": (partial(edit_ranker, nan_for_one_item), "finite scores"),
+    "scores above one": (partial(edit_ranker, above_one), "finite scores"),
     "constant score": (partial(edit_ranker, same_for_all), "scores that differ"),
     "worse": (partial(edit_ranker, worse), "ndcg_at_10 against champion"),
     "slower": (partial(edit_ranker, slower), "p99_ms against champion"),

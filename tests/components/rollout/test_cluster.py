@@ -7,12 +7,21 @@ from components.rollout.cluster import Cluster, ClusterRefused, ClusterUnreachab
 from pipelines.live.ports import free_port
 
 
-def test_an_api_that_is_away_or_no_url_is_named() -> None:
-    for url in (f"http://127.0.0.1:{free_port()}", "cluster:8001"):
-        with connect(url) as client, pytest.raises(ClusterUnreachable, match="does not answer"):
-            Cluster(client, "checkout").get("Job", "a")
-    with pytest.raises(NoCluster, match="give --cluster URL"):
-        connect("")
+def test_an_api_that_is_away_is_named() -> None:
+    with (
+        connect(f"http://127.0.0.1:{free_port()}") as client,
+        pytest.raises(ClusterUnreachable, match="does not answer"),
+    ):
+        Cluster(client, "checkout").get("Job", "a")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("", "give --cluster URL"), ("http://[::", "is no address"), ("cluster:8001", "expected http://HOST")],
+)
+def test_an_address_that_is_none_is_refused(url: str, says: str) -> None:
+    with pytest.raises(NoCluster, match=says):
+        connect(url)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ def call(*arguments: str) -> dict[str, Any]:
     return received
 
 
-@pytest.mark.parametrize("content", ["a\nb", "a b"])
-def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [b"a\nb", b"a b", b"\xff"])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "token"
     file.write_text("abc\n")
     assert (read_token(file), read_token(None)) == ("abc", "")
-    file.write_text(content)
+    file.write_bytes(content)
     with pytest.raises(ValueError, match=r"token holds no token"):
         read_token(file)
 

@@ -20,6 +20,8 @@ from tests.pipelines.cli.conftest import reco
         (("up", "--port", "70000"), "70000 is not in the range"),
         (("up", "--replay", "toy", "--speed", "-1"), "'--speed': -1.0 is not in the range"),
         (("replay-events", "--seed", "-1"), "'--seed': -1 is not in the range"),
+        (("up", "--replay", "toy", "--speed", "inf"), "'--speed': inf is no finite number"),
+        (("watch", "--every", "nan"), "'--every': nan is no finite number"),
         (("watch", "--every", "0"), "'--every': 0.0 is not in the range"),
         (("kpi", "--hours", "169"), "'--hours': 169.0 is not in the range"),
         (("kpi", "--hours", "0"), "'--hours': 0.0 is not in the range"),

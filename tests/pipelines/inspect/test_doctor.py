@@ -291,3 +291,11 @@ def test_a_reco_up_without_its_endpoint_is_reported(tmp_path: Path) -> None:
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
         found = look(tmp_path)["endpoint"]
     assert (found.status, found.runbook) == ("fail", "CheckoutGone")
+
+
+def test_a_home_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        found = look(home)["home"]
+        assert found.status == "fail"
+        assert found.found == f"{tmp_path / 'file'} is no folder that can be written"

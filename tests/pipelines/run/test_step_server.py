@@ -14,7 +14,7 @@ from kfp.local import subprocess_task_handler
 from kfp.local.config import LocalExecutionConfig
 
 from pipelines.run.graph import Outputs, load_component, read_spec, step_alone
-from pipelines.run.step_server import call
+from pipelines.run.step_server import call, run_here
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")
 
@@ -44,6 +44,12 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalExecutionConfig, "instance", None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)  # the executor adds its program's folder
+
+
+def test_a_component_that_installs_packages_is_refused() -> None:
+    command = ["sh", "-c", "pip install x", "sh", "-ec", "ephemeral_component.py", "PROGRAM"]
+    with pytest.raises(ValueError, match="installs no packages"):
+        run_here(command)
 
 
 @pytest.mark.parametrize("fail", [False, True])
