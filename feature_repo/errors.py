@@ -4,6 +4,7 @@
 """
 
 import re
+from typing import Any
 
 CHECK_FAILED, USAGE, UNREACHABLE, CONFLICT = 1, 2, 3, 4
 
@@ -17,3 +18,11 @@ class RecoError(Exception):
 def without_password(text: str) -> str:
     """Return a text without the user and password that a URL in it may hold, even with an @ or / in them."""
     return re.sub(r"//\S*@", "//", text)
+
+
+def refusal(error: Exception, kind: Any) -> str:
+    """Return why msgspec refused a message as one of a kind, without text of its sender: logs show it."""
+    text = str(error)
+    if "unknown field" not in text:
+        return text
+    return f"it has an unknown field; known are {', '.join(kind.__struct_fields__)}"

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from feature_repo.errors import refusal
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 
 MAX_BYTES = 16_384
@@ -128,7 +129,7 @@ def parse_fact(text: bytes, now: float | None = None) -> Fact:
     try:
         raw = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FactInvalid(f"no fact: {error}") from error
+        raise FactInvalid(f"no fact: {refusal(error, _RawFact)}") from error
     kind = raw.fact
     if kind not in VALUES:
         raise FactInvalid(f"fact is not one of {', '.join(VALUES)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 
 import orjson
@@ -16,6 +17,7 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 30.0  # how long a letter is retried
 KEY_BYTES, VALUE_BYTES = 1_024, 65_536  # the longest parts of a message in a letter
 
 
@@ -66,15 +68,19 @@ class DeadLetters:
         key = f"{topic}/{partition}/{offset}"
         with self._lock:
             self.counts.dead_letters += 1
+        end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self._producer.produce(self._topic, orjson.dumps(letter), key, on_delivery=self._delivered)
-            except BufferError:  # too many are in flight
+                break
+            except BufferError as error:  # too many are in flight
+                if time.monotonic() > end:
+                    self._lose(key, str(error))
+                    break
                 self._producer.poll(0.1)  # handles delivery reports, which makes room
-                continue
             except KafkaException as error:
                 self._lose(key, str(error))
-            break
+                break
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> bool:

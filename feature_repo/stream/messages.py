@@ -14,6 +14,7 @@ import msgspec
 import orjson
 import pyarrow as pa
 
+from feature_repo.errors import refusal
 from feature_repo.events import CLOCK_SKEW, EVENT_SCHEMA, EVENT_TYPES, MAX_PRICE, MAX_QUANTITY
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.stream.archive import ARCHIVE_SCHEMA
@@ -65,7 +66,7 @@ def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
     try:
         event = _DECODER.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise MessageInvalid(f"the message is no event: {error}") from error
+        raise MessageInvalid(f"the message is no event: {refusal(error, _Message)}") from error
     for name in ("event_id", "user_id", "basket_id", "item_id", *(["store_id"] if event.store_id else [])):
         if not is_id(getattr(event, name)):
             raise MessageInvalid(f"{name} is not a text of 1 to {MAX_ID_LENGTH} printable characters")

@@ -14,9 +14,8 @@ import asyncio
 import contextlib
 import ssl
 import sys
+import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +54,8 @@ class ReplyError(Exception):
 class RedisClient:
     """A client of a server, of a cluster, or of the master that sentinels name.
 
-    Each event loop that awaits `ask` has connections of its own. Callers that cannot await share a loop: a
-    thread of this client runs it for one call after the other.
+    Each event loop that awaits `ask` has connections of its own. Callers that cannot await share a loop in a
+    thread of this client.
     """
 
     def __init__(self, address: RedisAddress) -> None:
@@ -64,7 +63,7 @@ class RedisClient:
         self._address = address
         self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
         self._calls: set[asyncio.Task[Reply]] = set()
-        self._thread = ThreadPoolExecutor(1, "redis")
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # of that thread
 
     async def ask(self, deadline: float, *command: str | bytes | int) -> Reply:
@@ -114,11 +113,12 @@ class RedisClient:
         async def ask() -> Reply:
             return await self.ask(time.perf_counter() + left_s, *command)
 
-        try:
-            asked = self._thread.submit(self._run, ask)
-        except RuntimeError:
-            raise ConnectionError("this process ends") from None
-        return asked.result()
+        with self._lock:
+            if self._loop is None:  # it runs between calls, too: a connection that is opened must get on
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="redis", daemon=True).start()
+            loop = self._loop
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
@@ -132,18 +132,11 @@ class RedisClient:
 
     def close(self) -> None:
         """Close the connections of `ask_now`; a later call opens them again."""
-        self._thread.submit(self._end).result()
-
-    def _run(self, act: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(act())
-
-    def _end(self) -> None:
-        if self._loop is not None:
-            self._run(self.aclose)
-            self._loop.close()
-            self._loop = None
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self.aclose(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
 
     async def _call(self, opened: _Opened, limit_s: float, command: tuple[str | bytes | int, ...]) -> Reply:
         try:

@@ -156,7 +156,8 @@ class SqliteFactStore:
                 check_same_thread=False,
             )
             self._opened = self._inode()
-        if make:
+        if make:  # a connection that a reader opened waits for another writer less long
+            self._connection.execute(f"PRAGMA busy_timeout={WRITE_TIMEOUT_S * 1e3:.0f}")
             # Readers go on while a writer writes.
             self._connection.execute("PRAGMA journal_mode=WAL")
         return self._connection

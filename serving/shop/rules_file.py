@@ -439,7 +439,8 @@ def _clashes(rules: list[Rule], claims: Callable[[Rule], Iterable[Any]]) -> Iter
         for rule in held:
             for store in rule.stores:
                 local.setdefault(store, []).append(rule)
-        for named in local.values():
+        # Stores that the same rules name are looked at once.
+        for named in {tuple(map(id, named)): named for named in local.values()}.values():
             together = sorted([*everywhere, *named], key=lambda rule: rule.starts)
             last: Rule | None = None
             for rule in together:

@@ -91,7 +91,7 @@ def test_valid_values_are_accepted(kind: str, value: object) -> None:
         ({"at": "2017-12-06T18:30:01Z"}, "at lies in the future"),
         ({"valid_until": "0001-01-01T00:00:00+14:00"}, "valid_until"),
         ({"valid_from": "2018-01-01", "valid_until": "2018-01-01"}, "valid_until is not after valid_from"),
-        ({"valid_form": "2018-01-01"}, "unknown field `valid_form`"),
+        ({"x\nforged": "2018-01-01"}, "no fact: it has an unknown field; known are fact_id, fact,"),
     ],
     ids=str,
 )

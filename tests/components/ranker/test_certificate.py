@@ -232,12 +232,12 @@ def test_a_parent_must_come_first(chain: list[dict[str, Any]], order: tuple[int,
     assert check_chain([chain[i] for i in order], "d")[0] == told
 
 
-@pytest.mark.parametrize(("number", "parents"), [(0, ["feed" * 4]), (1, [])])
+@pytest.mark.parametrize(("number", "parents"), [(0, ["b"]), (2, [])])
 def test_only_a_trained_ranker_has_no_parent(
     chain: list[dict[str, Any]], number: int, parents: list[str]
 ) -> None:
     chain[number]["parents"] = parents
-    assert "a trained ranker has no parent" in check_chain(chain, served=chain[-1]["id"])[0]
+    assert any("a trained ranker has no parent" in fault for fault in check_chain(chain, chain[-1]["id"]))
 
 
 def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -> None:

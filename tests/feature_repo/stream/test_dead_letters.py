@@ -40,13 +40,16 @@ def test_a_letter_waits_for_the_broker_for_ever(monkeypatch: pytest.MonkeyPatch)
     assert made[0]["message.timeout.ms"] == 0
 
 
+@pytest.mark.parametrize(
+    "error", [BufferError("queue full"), KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))]
+)
 def test_a_letter_that_cannot_be_sent_is_logged_and_counted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts = Counts()
     letters = DeadLetters(KafkaSettings(bootstrap="127.0.0.1:1"), counts)
-    too_large = KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-    monkeypatch.setattr(letters, "_producer", Mock(produce=Mock(side_effect=too_large)))
+    monkeypatch.setattr(letters, "_producer", Mock(produce=Mock(side_effect=error)))
+    monkeypatch.setattr("feature_repo.stream.dead_letters.PATIENCE_S", 0.01)
     letters.bury(poison(b"ann"), "no JSON")
     assert counts == Counts(dead_letters=1, letters_lost=1)
     assert "checkout.events/0/7 is lost" in caplog.text

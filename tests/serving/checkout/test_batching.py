@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
+from serving.checkout import batching
 from serving.checkout.batching import Batcher
 from serving.errors import RankerUnavailable, RowsRefused
 from serving.release.bundle import open_session
@@ -19,6 +20,11 @@ from serving.schemas import PRIORITIES
 from serving.stages.ranking import rank
 from tests.serving.checkout.joined_ranker import Inputs, rank_rows
 from tests.serving.checkout.virtual_time import VirtualLoop
+
+
+@pytest.fixture(autouse=True)
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_now", lambda: asyncio.get_running_loop().time())
 
 
 class Shop:
