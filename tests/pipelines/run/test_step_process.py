@@ -106,6 +106,6 @@ def test_steps_end_with_their_server_and_none_starts_without(tmp_path: Path, spe
         own.kill()
         assert ended(process).has_ended()
         assert process.close() is None
-        assert "it was killed, or memory ran out" in process.failure()[0]
+        assert "it was killed, memory ran out or the disk is full" in process.failure()[0]
         with pytest.raises(ServerEnded, match="ended with -9: was it killed"):
             StepProcess(server, alone, tmp_path / "w2", tmp_path / "log2", 1)
