@@ -177,7 +177,8 @@ class StepProcess:
         try:
             failure = json.loads((self._folder / "failure.json").read_bytes())
         except FileNotFoundError:
-            return "the step ended without an error of Python: it was killed, memory ran out or the disk is full", CHECK_FAILED
+            said = "the step left no error of Python: it was killed, memory ran out or the disk is full"
+            return said, CHECK_FAILED
         return failure["error"], failure["exit_code"]
 
     def end(self) -> None:
