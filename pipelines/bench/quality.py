@@ -25,7 +25,15 @@ from pipelines.bench.funnel import (
 )
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.report import goal_table
-from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
+from pipelines.bench.report import (
+    fixed,
+    machine_line,
+    metric_title,
+    picture,
+    table,
+    with_interval,
+    write_report,
+)
 from serving.release.bundle import load_bundle
 
 _SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
@@ -36,6 +44,14 @@ GOALS = (
     Goal("strangers' Recall@20", ">=", 0.175, "", part_of("cold", "no_history", "recall_at_20")),
 )
 SOURCE_TASKS = 1_500  # test baskets on which each source is measured
+BASELINES = {
+    "popularity": "best sellers of four weeks",
+    "store_popularity": "best sellers of the store",
+    "personal": "what this shopper buys, decayed",
+    "together": "bought together with the basket",
+    "blend": "untrained blend of own purchases and bought together",
+    "two_tower": "two-tower and Faiss alone",
+}
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
 
 
@@ -85,12 +101,12 @@ def quality_table(results: dict[str, Any]) -> str:
     systems = {
         "**served**": results["served"],
         "served, history frozen at the cut": results["served_frozen_history"],
-        **results["baselines"],
+        **{BASELINES[name]: row for name, row in results["baselines"].items()},
     }
     cold = {name.replace("_", " "): row for name, row in results["cold"].items() if isinstance(row, dict)}
     intervals = results["served"]["interval"].items()
     ratios = [
-        [name, with_interval(row, "ndcg_at_10"), with_interval(row, "recall_at_20")]
+        [BASELINES[name], with_interval(row, "ndcg_at_10"), with_interval(row, "recall_at_20")]
         for name, row in results["ratios"].items()
     ]
     calibration = [[name.replace("_", " "), value] for name, value in results["calibration"].items()]
@@ -104,7 +120,7 @@ def quality_table(results: dict[str, Any]) -> str:
         *_metrics_table("system", COLUMNS, systems),
         "",
         "95 % intervals (bootstrap over users) of the served path: "
-        + ", ".join(f"{name} {low:.3f}-{high:.3f}" for name, (low, high) in intervals)
+        + ", ".join(f"{metric_title(name)} {low:.3f}-{high:.3f}" for name, (low, high) in intervals)
         + ".",
         "",
         *table(["served against", "NDCG@10 ratio", "Recall@20 ratio"], ratios),
@@ -201,7 +217,10 @@ def _two_stages(found: dict[str, Any]) -> list[str]:
         "",
         *table(
             ["scores of", "AUC", "in a basket"],
-            [[name, fixed(row["auc"], 4), fixed(row["gauc"], 4)] for name, row in found["auc"].items()],
+            [
+                [BASELINES.get(name, name), fixed(row["auc"], 4), fixed(row["gauc"], 4)]
+                for name, row in found["auc"].items()
+            ],
         ),
     ]
 
@@ -219,7 +238,7 @@ def _new_items(found: dict[str, Any]) -> list[str]:
 
 
 def _metrics_table(title: str, columns: tuple[str, ...], rows: dict[str, dict[str, Any]]) -> list[str]:
-    head = [title, *(column.replace("_", " ") for column in columns)]
+    head = [title, *map(metric_title, columns)]
     cells = ([row[c] for c in columns] for row in rows.values())
     texts = ([fixed(v, 4) if isinstance(v, float) else v for v in values] for values in cells)
     return table(head, [[name, *values] for name, values in zip(rows, texts, strict=True)])
@@ -236,7 +255,7 @@ def draw_quality(results: dict[str, Any], file: Path) -> None:
         [b - v for v, b in zip(values, high, strict=True)],
     ]
     colours = ["#1f77b4" if name == "served" else "#b0b7bf" for name in order]
-    names = [name.replace("_", " ") for name in order]
-    with picture(file, (7, 0.45 * len(order) + 1.2)) as (_, [[axes]]):
+    names = [BASELINES.get(name, name) for name in order]
+    with picture(file, (9, 0.45 * len(order) + 1.2)) as (_, [[axes]]):
         axes.barh(names, values, xerr=errors, color=colours, ecolor="#555")
-        axes.set_xlabel("NDCG@10, whole catalogue ranked (95 % interval over users)")
+        axes.set_xlabel("NDCG@10 (95 % interval over users)")

@@ -110,6 +110,13 @@ def write_report(
     return result
 
 
+def metric_title(name: str) -> str:
+    """Return the name of a metric as people write it: recall_at_20 is Recall@20."""
+    kind, _, places = name.partition("_at_")
+    usual = {"ndcg": "NDCG", "recall": "Recall", "hit_ratio": "HitRate", "mrr": "MRR"}
+    return usual.get(kind, kind.replace("_", " ")) + (places and f"@{places}")
+
+
 @contextlib.contextmanager
 def picture(file: Path, size: tuple[float, float], **subplots: Any) -> Iterator[tuple[Any, Any]]:
     """Yield a figure and an array of its axes, (rows, columns); write it as PNG after the block.

@@ -28,7 +28,7 @@ from components.ranker.scoring import OnnxRanker
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.statistics import read_vocabulary
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
-from pipelines.bench.report import change, machine_line, table, write_report
+from pipelines.bench.report import change, machine_line, metric_title, table, write_report
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
 from serving.stages.reranking import (
@@ -262,4 +262,4 @@ def _metrics_table(points: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
             for metric in METRICS
         ]
         rows.append([name, *cells])
-    return table(["weights", *(name.replace("_", " ") for name in METRICS)], rows)
+    return table(["weights", *map(metric_title, METRICS)], rows)

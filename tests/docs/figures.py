@@ -215,21 +215,24 @@ def figures_page() -> str:
             "Kept",
             "| scores",
             "| new",
-        ),
+        )
+        + "\n![NDCG@10 of the served path and of the baselines](quality.png)\n",
         full(measured(FULL)),
         section("Published methods", "peers", PUBLISHED_METHODS, "| method", "The ratio"),
         section("Load", "load", ARMS, "An answer", "| arm | p50", "| goal", "- ours", "60,000")
         + "\n![p99 against the rate, and answers a second of every arm](load.png)\n",
         section("Latency", "latency", "", "| arm"),
         section("Features", "features", "", "| figure"),
-        section("From teachers to one file", "compression", "", "| ranker", "Engines"),
+        section("From teachers to one file", "compression", "", "| ranker", "Engines")
+        + "\n![NDCG@10 against the bytes of each ranker](compression-bytes.png)\n",
         section("Scale", "scale", "", "| step", "The ranker", "| tables", "Time in", "| items"),
         section("Retrieval", "retrieval", "", "The champion", "A synthetic"),
         section("Re-ranking", "rerank", "", "Chosen:", "| weights", "Combinations"),
         section("Batching", "batching", BATCHING),
         section("Answer cache", "cache", ANSWER_CACHE),
         section("Drift", "drift", WEEKS.format(alarms), "Injected", "| share", "| dep", "| store", "| low")
-        + "\n![PSI of the category mix, week by week](drift.png)\n",
+        + "\n![PSI of the category mix, week by week](drift.png)\n\n"
+        + "![Days until the alarm against the share of changed lines](drift-delay.png)\n",
         section("Drills", "drills", blocks("drills")[1])
         + "\n![Latencies at the client in each drill](drills.png)\n\n"
         + "With Prometheus and Alertmanager beside them:\n"

@@ -37,7 +37,7 @@ from pipelines.bench.peers.rankers import (
     read_asked,
     read_seen,
 )
-from pipelines.bench.report import fixed, machine_line, table, with_interval, write_report
+from pipelines.bench.report import fixed, machine_line, metric_title, table, with_interval, write_report
 from serving.release.bundle import load_bundle
 from serving.schemas import MAX_K
 
@@ -186,7 +186,7 @@ def peers_table(results: dict[str, Any]) -> str:
                 fixed(row["fit_s"], 0) if "fit_s" in row else "",
             ]
         )
-    head = ["method", "library", *(c.replace("_", " ") for c in COLUMNS), "served is x times", "fit s"]
+    head = ["method", "library", *map(metric_title, COLUMNS), "served is x times", "fit s"]
     lines = [
         f"{results['baskets']} test baskets, {results['items']} items ranked; {machine_line(results)}.",
         "",
