@@ -8,7 +8,7 @@
     new_items.npy       vectors of items that came after the training, the statistics' last rows; optional
     removed_items.npy   codes of items that are not sold any more; optional
     golden.jsonl        requests with the answers this bundle must give
-    parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
+    certificates.json, parity.json, evaluation.json, reference_log.parquet, reference_events.parquet
     bundle.sig, provenance.sig   by `reco sign`, after the bundle was made; see `serving.release.signatures`
 
 Bundles are immutable; the id is a hash over the files and settings, so two bundles with one id answer

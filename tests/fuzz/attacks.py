@@ -456,11 +456,9 @@ def hostile_store() -> Iterator[tuple[str, dict[bytes, bytes]]]:
     def serve(client: socket.socket) -> None:
         while sent := client.recv(1 << 16):
             words = re.findall(rb"\$\d+\r\n([^\r]*)\r\n", sent)
-            for place, word in enumerate(words):
+            for word in words:
                 if word.upper() in honest:
                     client.sendall(hostile.get(word.upper(), honest[word.upper()]))
-                elif word == b"PING" and place + 1 < len(words) and words[place + 1].isdigit():
-                    client.sendall(b"$%d\r\n%b\r\n" % (len(words[place + 1]), words[place + 1]))
                 elif word in (b"PING", b"CLIENT", b"SELECT", b"AUTH"):
                     client.sendall(b"+OK\r\n")
 
