@@ -7,6 +7,7 @@ strict (ALPHA), because it is repeated at each look.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,8 @@ def read_metrics(text: str) -> tuple[SlotCounts, str]:
     except ValueError as error:
         raise SeriesMissing(f"the page of metrics cannot be read ({error})") from error
     for sample in samples:
+        if sample.name.startswith("reco_") and math.isnan(sample.value):
+            raise SeriesMissing(f"{sample.name} is not a number")
         if sample.name == "reco_responses_total":
             answers += sample.value
             less += sample.value if sample.labels["rung"] != "full" else 0.0

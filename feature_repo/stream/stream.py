@@ -434,4 +434,6 @@ class Stream:
                         "folded come again"
                     ) from error
                 self._rows.drop(self._rows.users())
+                # Before the next heartbeat comes a `consume`, which reports lost partitions.
+                self._beat_at = self._archived_at = time.monotonic()
                 self._stop.wait(RETRY_S)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Kubeflow:
     host: str  # root URL
     experiment: str
     namespace: str = ""  # where the cluster has several users
-    token: str = ""
+    token: str = field(default="", repr=False)
 
     @property
     def root(self) -> str:

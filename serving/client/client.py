@@ -310,7 +310,7 @@ class BestSellers:
             raise error
         excluded = set[str]()
         try:
-            for item in basket:
+            for item in basket if isinstance(basket, Collection) else ():
                 if isinstance(item, str):
                     excluded.add(item)
         except Exception:  # noqa: BLE001 (a deleted database row, a set that another thread changes)

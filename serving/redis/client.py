@@ -16,6 +16,7 @@ import ssl
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +117,15 @@ class RedisClient:
         with self._lock:
             if self._loop is None:  # it runs between calls, too: a connection that is opened must get on
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="redis", daemon=True).start()
-            loop = self._loop
-        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+                threading.Thread(target=_run, args=(self._loop,), name="redis", daemon=True).start()
+            asked = asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        try:
+            return asked.result(max(left_s, 0.0) + CONNECT_S)
+        except TimeoutError:  # also in a process that was forked: the thread is missing there
+            asked.cancel()
+            raise
+        except CancelledError:
+            raise ConnectionError("the connections were closed meanwhile") from None
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later call opens them again."""
@@ -178,6 +185,11 @@ class RedisClient:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()  # mark as retrieved: the caller may be gone
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 @dataclass(eq=False, slots=True)

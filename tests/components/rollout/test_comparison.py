@@ -148,6 +148,11 @@ def test_a_missing_series_is_an_error(series: str) -> None:
         read_metrics(page)
 
 
+def test_a_value_that_is_not_a_number_is_an_error() -> None:
+    with pytest.raises(SeriesMissing, match="reco_faults_total is not a number"):
+        read_metrics(GOOD.replace('"http"} 2', '"http"} NaN'))
+
+
 def test_counters_that_began_again_count_from_their_new_beginning() -> None:
     assert counts(30).minus(counts(100)).answers == 30
     assert counts(130).minus(counts(100)).answers == 30

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -273,6 +274,23 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next(monkeypatch: p
         assert client.ask_now(soon(), "ANY") == b"OK"
         client.close()
     assert connections == 1
+
+
+def test_a_client_that_is_closed_during_a_call_of_a_thread_is_a_lost_connection() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def serve(client: socket.socket) -> None:
+        asked.set()
+        answered.wait(60)
+
+    with listening(serve) as node, ThreadPoolExecutor(1) as threads:
+        client = client_of(node)
+        call = threads.submit(client.ask_now, soon(30), "ANY")
+        asked.wait(60)
+        client.close()
+        with pytest.raises((ConnectionError, TimeoutError)):
+            call.result(60)
+        answered.set()
 
 
 def test_more_reads_at_once_than_connections_wait_for_one() -> None:
