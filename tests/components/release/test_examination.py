@@ -208,9 +208,10 @@ def flatter(evaluation: dict[str, Any]) -> None:
 
 def poor_student(chain: list[dict[str, Any]]) -> None:
     """Each step is within its own tolerance; all together are not within .98."""
-    for link, (child, parent) in zip(
-        chain[1:], [(0.975, 1.0), (0.97, 0.975), (0.97, 0.97), (0.97, 0.97)], strict=True
-    ):
+    # Where the pruned ranker itself is the fastest, as on a busy machine, no quantised one follows.
+    ends = [(0.975, 1.0), (0.97, 0.975), (0.97, 0.97), (0.97, 0.97)]
+    assert 3 <= len(chain) - 1 <= len(ends)
+    for link, (child, parent) in zip(chain[1:], ends, strict=False):
         link["ndcg_at_10"] |= {"child": 0.7 * child, "parent": 0.7 * parent}
         if "export" in link:
             link["export"]["ndcg_at_10"] |= {"child": 0.7 * child, "parent": 0.7 * child}

@@ -25,8 +25,12 @@ def test_latency_is_measured_in_process_and_over_http(
         assert (arm["failed"], arm["degraded"]) == (0, 0)
         assert set(arm["ms"]) == {"client", *STAGES, "unexplained"}
         for numbers in arm["ms"].values():
-            assert all(math.isfinite(value) for value in (numbers[name] for name in SHOWN))
-            assert numbers["p50"] <= numbers["p95"] <= numbers["p99"] <= numbers["max"]
+            assert set(SHOWN) <= set(numbers)
+            # A busy machine answers too few requests for a p99.
+            known = [numbers[name] for name in ("p50", "p95", "p99", "max") if numbers[name] is not None]
+            assert len(known) >= 2
+            assert known == sorted(known)
+            assert all(map(math.isfinite, known))
         assert arm["ms"]["client"]["p50"] > arm["ms"]["total"]["p50"]
     assert result["machine"]["cores"] > 0
     assert json.loads((tmp_path / "out" / "latency.json").read_text())["bundle_id"] == result["bundle_id"]
