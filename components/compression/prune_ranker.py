@@ -97,7 +97,12 @@ def _prune(
     fit(
         model,
         data,
-        RankerParams({}, settings.epochs, settings.batch_size, settings.learning_rate, seed=settings.seed),
+        RankerParams(
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            seed=settings.seed,
+        ),
         Soft(taught, settings.soft_weight, 1.0),
     )
     model.eval()

@@ -211,7 +211,10 @@ def tune(
         model,
         train,
         RankerParams(
-            {}, settings.tune_epochs, settings.batch_size, settings.learning_rate, seed=settings.seed
+            epochs=settings.tune_epochs,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            seed=settings.seed,
         ),
         None if taught is None else Soft(taught, settings.soft_weight, 1.0),
     )

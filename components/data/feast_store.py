@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from filelock import FileLock
 
-from serving.redis.address import parse_redis_url, with_password
+from serving.redis.address import RedisAddress, parse_redis_url, with_password
 from serving.redis.client import client_options, open_client
 from serving.settings import Settings
 from serving.stores.online_features import PROJECT
@@ -135,7 +135,7 @@ def redis_settings(url: str) -> dict[str, str]:
     Raises:
         ValueError: the URL is not one of Redis, or holds what Feast cannot express.
     """
-    address = parse_redis_url(with_password(url, Settings.from_env().store_password))
+    address = _address(url)
     options = client_options(address, TIMEOUT_S)
     if address.kind != "cluster":
         options |= {"db": address.db, "retry": None}
@@ -159,10 +159,14 @@ def redis_settings(url: str) -> dict[str, str]:
     return settings
 
 
+def _address(url: str) -> RedisAddress:
+    return parse_redis_url(with_password(url, Settings.from_env().store_password))
+
+
 @contextlib.contextmanager
 def reachable(url: str) -> Iterator[redis.Redis | redis.RedisCluster]:
     """Yield a connection that answers; any fault of it, or of Feast's own, raises one kind of error."""
-    address = parse_redis_url(with_password(url, Settings.from_env().store_password))
+    address = _address(url)
     client: redis.Redis | redis.RedisCluster | None = None
     try:
         client = open_client(address, TIMEOUT_S)

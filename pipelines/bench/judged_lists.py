@@ -47,11 +47,8 @@ class JudgedLists:
             settings: of re-ranking; those of retrieval are not read.
             k: how many items a list has at most.
         """
-        bundle, codes, types = (
-            replace(self.bundle, settings=settings),
-            self.codes,
-            self.examples.categorical[:, 1],
-        )
+        bundle, codes = replace(self.bundle, settings=settings), self.codes
+        types = self.examples.categorical[:, 1]
         slots = SlotRules(novel=bundle.novel, novel_loss=settings.novel_loss, spares_new=settings.spares_new)
         for begin, end in pairwise(self.examples.start.tolist()):
             own, bought = codes[begin:end], self.bought[begin:end]

@@ -151,12 +151,12 @@ class SqliteFactStore:
             self._connection = sqlite3.connect(
                 f"{self._path.absolute().as_uri()}?mode={mode}",
                 uri=True,
-                timeout=WRITE_TIMEOUT_S if make else TIMEOUT_S,
+                timeout=TIMEOUT_S,
                 isolation_level=None,
                 check_same_thread=False,
             )
             self._opened = self._inode()
-        if make:  # a connection that a reader opened waits for another writer less long
+        if make:  # a writer waits longer for another one than a reader does
             self._connection.execute(f"PRAGMA busy_timeout={WRITE_TIMEOUT_S * 1e3:.0f}")
             # Readers go on while a writer writes.
             self._connection.execute("PRAGMA journal_mode=WAL")
