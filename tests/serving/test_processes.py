@@ -35,7 +35,7 @@ from serving.processes import (
 from serving.settings import Settings
 from tests.chaos.callers import V1, calling
 from tests.chaos.procs import children, eventually, workers
-from tests.serving.conftest import refused_start
+from tests.serving.conftest import ask, refused_start
 
 
 def test_the_first_restart_is_immediate_and_later_ones_back_off() -> None:
@@ -404,6 +404,7 @@ def test_a_port_in_use_is_reported_at_once_and_free_when_its_holder_is_killed(
 ) -> None:
     running = start_endpoint(toy_bundle, replace(settings, log=False))
     http, grpc_port = (int(address.rsplit(":", 1)[1]) for address in (running.http, running.grpc))
+    pids = workers(running.process.pid)
     for processes, ports, variable in (
         (1, (0, grpc_port), "RECO_GRPC_PORT"),
         (2, (0, grpc_port), "RECO_GRPC_PORT"),
@@ -414,9 +415,10 @@ def test_a_port_in_use_is_reported_at_once_and_free_when_its_holder_is_killed(
         assert code == 4
         assert len(said.splitlines()) == 1
         assert variable in said
-    assert [json.loads(line)["event"] for line in running.stderr] == ["ready"]
+    assert workers(running.process.pid) == pids, "".join(running.stderr)
+    with httpx.Client(base_url=running.http, timeout=30) as client:
+        assert ask(client, {"user_id": "u1", "basket": ["1000005"]})["items"]
 
-    pids = workers(running.process.pid)
     running.process.kill()
     running.process.wait()
     again = replace(settings, log=False, http_port=http, grpc_port=grpc_port)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from serving.settings import Settings
-from tests.chaos.procs import eventually, free_port
+from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def running(
     """An endpoint with a missing store, so that the log has the messages about the store, too."""
     settings = Settings(
         home=tmp_path_factory.mktemp("home"),
-        store_url=f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0",
+        store_url=f"redis://:{PASSWORD}@127.0.0.1:1/0",
         request_log_key=KEY,
         trace_url=collector[0],
         deadline_ms=30_000.0,

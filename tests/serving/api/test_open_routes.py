@@ -207,9 +207,7 @@ def test_answers_keep_one_shape_without_a_store_and_without_time(
     toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
 ) -> None:
     """An answer to a user id reports a missing history, whether there is one or not."""
-    settings = Settings(
-        home=tmp_path, store_url=f"redis://127.0.0.1:{free_port()}/0", log=False, deadline_ms=30_000.0
-    )
+    settings = Settings(home=tmp_path, store_url="redis://127.0.0.1:1/0", log=False, deadline_ms=30_000.0)
     running = start_endpoint(toy_bundle, settings)
     known, unknown = shapes_of(running.http, ("u1", "nobody"))
     assert known == unknown
