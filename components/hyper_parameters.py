@@ -147,7 +147,7 @@ class StudentParams:
     hidden: Count = 128  # width of the layers
     dim: Count = 8  # of each embedding table
     dropout: Dropout = 0.0  # share of hidden units left out at random while learning
-    epochs: Count = 3  # passes over the lists
+    epochs: Count = 5  # passes over the lists
     batch_size: Count = 64  # lists
     learning_rate: Positive = 2e-3  # the highest; it rises and falls once
     pointwise_weight: AtLeast0 = 0.1  # of the binary loss beside the loss over each list
