@@ -90,18 +90,24 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
 
 
 def _check_certificates(settings: Settings) -> None:
-    """Refuse a file for a ranker behind TLS that cannot be read: no request would get a score."""
+    """Refuse files for a ranker behind TLS that no call can use; of half a pair gRPC ends the process."""
     if not settings.ranker_address.startswith("https://"):
         return
+    if (settings.ranker_certificate is None) != (settings.ranker_key is None):
+        raise SettingInvalid(
+            f"of {variable('ranker_certificate')} and {variable('ranker_key')} one is set; "
+            "expected both or neither"
+        )
     for name in ("ranker_ca", "ranker_certificate", "ranker_key"):
         file: Path | None = getattr(settings, name)
         try:
-            if file is not None:
-                file.read_bytes()
+            fault = "" if file is None or file.read_bytes() else "it is empty"
         except OSError as error:
+            fault = str(error.strerror)
+        if fault:
             raise SettingInvalid(
-                f"{variable(name)} is {file}, which cannot be read ({error.strerror}); expected a PEM file"
-            ) from None
+                f"{variable(name)} is {file}, which cannot be used ({fault}); expected a PEM file"
+            )
 
 
 def _answer(

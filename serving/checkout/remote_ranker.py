@@ -181,6 +181,8 @@ class RemoteRanker:
                     files = [file and file.read_bytes() for file in self._tls]
                 except OSError as error:
                     raise RankerUnavailable(f"{error.filename}: {error.strerror}") from error
+                if b"" in files:  # maybe written just now; with an empty key gRPC ends the process
+                    raise RankerUnavailable(f"{self._tls[files.index(b'')]} is empty")
                 credentials = grpc.ssl_channel_credentials(*files)
                 self._channel = grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
             else:

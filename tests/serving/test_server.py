@@ -176,10 +176,26 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
     assert code == 2
     assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
-    ranker = replace(settings, ranker_address="https://127.0.0.1:1", ranker_ca=tmp_path / "absent.pem")
-    code, said = refused_start(toy_bundle, ranker)
-    assert code == 2
-    assert "absent.pem, which cannot be read (No such file or directory); expected a PEM file" in said
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"ranker_ca": "absent.pem"}, r"absent\.pem, which cannot be used \(No such file or directory\)"),
+        ({"ranker_ca": "empty.pem"}, r"RECO_RANKER_CA is .*empty\.pem, which cannot be used \(it is empty\)"),
+        ({"ranker_certificate": "some.pem"}, "one is set; expected both or neither"),
+        ({"ranker_key": "some.pem"}, "of RECO_RANKER_CERTIFICATE and RECO_RANKER_KEY one is set"),
+    ],
+)
+def test_files_that_no_call_of_a_ranker_can_use_are_refused(
+    tmp_path: Path, files: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "empty.pem").touch()
+    (tmp_path / "some.pem").write_text("a certificate")
+    settings = Settings(home=tmp_path, ranker_address="https://127.0.0.1:1")
+    files = {name: tmp_path / file for name, file in files.items()}
+    with pytest.raises(SettingInvalid, match=message):
+        serve(tmp_path, replace(settings, **files))
 
 
 def test_an_endpoint_that_others_reach_and_any_may_ask_is_warned_of(

@@ -244,6 +244,9 @@ def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
     for wrong in (("ca.pem", "", ""), ("", "key.pem", "cert.pem")):
         with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
             behind_tls(*wrong)
+    (tmp_path / "key.pem").touch()
+    with pytest.raises(RankerUnavailable, match=r"key\.pem is empty"):
+        behind_tls("ca.pem", str(tmp_path / "key.pem"), "cert.pem")
 
 
 def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
