@@ -65,7 +65,7 @@ class ItemIndex:
             removed: (r,) codes of items, the added ones too, that no search returns.
 
         Raises:
-            ValueError: its type cannot be searched by this class, or the vectors do not fit to it.
+            ValueError: its type cannot be searched by this class, or the vectors or codes do not fit to it.
         """
         self._main = main
         self._own = _own_parameters(main)
@@ -77,7 +77,12 @@ class ItemIndex:
             if vectors.shape != (len(codes), self.dimension) or not np.isfinite(vectors).all():
                 expected = f"{len(codes)} of {self.dimension} finite numbers"
                 raise ValueError(f"vectors of shape {vectors.shape}: expected {expected}")
-        removed = np.asarray(removed, np.int64)
+        removed, items = np.asarray(removed, np.int64), max(self.rows, codes.max(initial=-1) + 1)
+        # Compiled loops write where these codes point.
+        if removed.min(initial=0) < 0 or removed.max(initial=-1) >= items:
+            raise ValueError(
+                f"removed codes from {removed.min()} to {removed.max()}: expected from 0 to {items - 1}"
+            )
         stays = ~np.isin(codes, removed)
         self._codes, self._vectors = codes[stays], vectors[stays]  # the items beside the main index
         hidden = np.concatenate([codes, removed])

@@ -113,6 +113,11 @@ def test_codes_and_vectors_that_do_not_fit_are_refused(indexes: dict[str, faiss.
     for vectors in (planted(2), planted(1)[:, :3], np.full((1, WIDTH), np.nan)):
         with pytest.raises(ValueError, match="expected 1 of 16 finite numbers"):
             ItemIndex(flat, (np.array([1]), vectors))
+    added = np.array([ITEMS]), planted(1)
+    ItemIndex(flat, added, np.array([0, ITEMS]))
+    for removed in (-1, ITEMS + 1):
+        with pytest.raises(ValueError, match=f"expected from 0 to {ITEMS}"):
+            ItemIndex(flat, added, np.array([7, removed]))
     with pytest.raises(ValueError, match="has no search parameter 'nprobe': it has none"):
         ItemIndex(flat).search(planted(1), 3, Search({"nprobe": 3}))
     with pytest.raises(ValueError, match="expected Flat, IVF"):
