@@ -122,9 +122,9 @@ class Budgets:
         """Return the seconds that must be left when the shopper's row is read."""
         return self.retrieval.of() + self.after_retrieval_s(candidates)
 
-    def has_room(self, left_s: float, candidates: int) -> bool:
-        """Say whether an answer out of so many candidates would be in time if it were begun now."""
-        return self.features.of() + self.after_features_s(candidates) <= left_s
+    def has_room(self, left_s: float, candidates: int, is_read: bool) -> bool:
+        """Say whether an answer out of so many candidates would be in time, with the row read or before."""
+        return (0.0 if is_read else self.features.of()) + self.after_features_s(candidates) <= left_s
 
     def believe_less(self, now: float) -> None:
         """Note that a request was not begun because its time was too short."""

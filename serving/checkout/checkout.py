@@ -273,14 +273,13 @@ class Checkout:
             DeadlineNear: the time is too short.
         """
         budgets, deadline, fewest = self.service.budgets, turn.call.deadline, _fewest(turn)
-        began = time.perf_counter()
-        if not budgets.has_room(deadline - began, fewest):
+        began, is_read = time.perf_counter(), turn.known is not None
+        if not budgets.has_room(deadline - began, fewest, is_read):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
         self.service.shoppers.spend(turn.request.user_id, began)
 
         since = began = time.perf_counter()
-        is_read = turn.known is not None
         if turn.known is None:
             read_by = deadline - budgets.after_features_s(fewest)
             turn.known = await turn.recommender.fetch(turn.request, read_by)
@@ -356,7 +355,7 @@ class Checkout:
     def _has_room_for_all(self, turn: Turn, now: float) -> bool:
         """Say whether there is time to rank all candidates, as a list for other requests needs."""
         total = turn.recommender.bundle.profiles[turn.request.profile].quotas.total
-        return self.service.budgets.has_room(turn.call.deadline - now, total)
+        return self.service.budgets.has_room(turn.call.deadline - now, total, is_read=True)
 
     async def _lead(self, leader: Turn, key: AnswerKey) -> Ranked | None:
         """Compute a list for the cache and wait for it; None if there is time for fewer candidates only.

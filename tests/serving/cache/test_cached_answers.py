@@ -535,6 +535,18 @@ def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Recommende
     assert 90 < few <= 100 < every
 
 
+@pytest.mark.parametrize("k", [4, 16], ids=["with a key", "without a key"])
+def test_the_time_of_a_row_that_is_read_is_not_needed_again(cached: Recommender, k: int) -> None:
+    async def ask() -> Response:
+        checkout = Checkout(cached, 1e9)
+        for _ in range(FIRST):
+            checkout.service.budgets.features.learn(1_000.0, math.inf)
+        now = time.perf_counter()
+        return await checkout.answer(replace(KNOWN, k=k), Call(now, now + 900, "h"))
+
+    assert asyncio.run(ask()).rung == "full"
+
+
 def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:
     rank = Counting(wait_s=0.2)
 

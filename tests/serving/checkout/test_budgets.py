@@ -114,16 +114,24 @@ def all_learnt() -> Budgets:
 
 
 def test_without_samples_every_request_fits() -> None:
-    assert Budgets().has_room(1e-9, 500)
+    assert Budgets().has_room(1e-9, 500, is_read=False)
     assert Budgets().most(1e-9, 500, 50, 0.0) == 500
 
 
 @pytest.mark.parametrize(
-    ("left_s", "candidates", "has_room"),
-    [(0.0141, 500, True), (0.0139, 500, False), (0.0051, 50, True), (0.0049, 50, False)],
+    ("left_s", "candidates", "is_read", "has_room"),
+    [
+        (0.0141, 500, False, True),
+        (0.0139, 500, False, False),
+        (0.0139, 500, True, True),
+        (0.0051, 50, False, True),
+        (0.0049, 50, False, False),
+    ],
 )
-def test_an_answer_fits_if_all_its_stages_fit(left_s: float, candidates: int, has_room: bool) -> None:
-    assert all_learnt().has_room(left_s, candidates) == has_room
+def test_an_answer_fits_if_all_its_stages_fit(
+    left_s: float, candidates: int, is_read: bool, has_room: bool
+) -> None:
+    assert all_learnt().has_room(left_s, candidates, is_read) == has_room
 
 
 @pytest.mark.parametrize(
