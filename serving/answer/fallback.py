@@ -1,37 +1,14 @@
-"""A request that gets no computed answer -> a stale list of the cache, or best sellers: the lower rungs."""
+"""A request that gets no computed answer and no cached list -> best sellers of store and chain."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from serving.answer.presentation import POPULAR, terms
-from serving.cache.answer_cache import HOUR_S
 from serving.release.bundle import Bundle
 from serving.schemas import DEFAULT_PROFILE, Recommendation, Request
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Plan
-from serving.stages.reranking import Ranked
-
-
-def stale_list(
-    request: Request, has_history: bool, find: Callable[[Request, bool], Ranked | None]
-) -> Ranked | None:
-    """Return a list that was cached for the same question, whatever its age; None if none suffices.
-
-    The user's own list of this hour or the one before comes first, then the anonymous list of this basket.
-    `find` takes a request and whether the user's own list is meant, and returns what may be shown of it now.
-    """
-    questions = [(request, False)]
-    if has_history:
-        questions = [(request, True), (replace(request, at=request.at - HOUR_S), True), *questions]
-    for question in questions:
-        ranked = find(*question)
-        if ranked is not None and (len(ranked.codes) >= request.k or ranked.whole):
-            return ranked
-    return None
 
 
 def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Recommendation, ...]:

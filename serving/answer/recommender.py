@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from feature_repo.aggregates import DAY_S, UserEvents, no_events, unpack
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
-from serving.answer.fallback import best_sellers, stale_list
+from serving.answer.fallback import best_sellers
 from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
-from serving.cache.answer_cache import AnswerCache, AnswerKey, answer_key
+from serving.cache.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
 from serving.prediction_log import Record, RecordSink
 from serving.release.bundle import Bundle, load_bundle
@@ -357,19 +357,11 @@ class Recommender:
 
         Without `known` its user was not read. `asked_at` is the perf_counter since which the total counts.
         """
-        if (answers := self.answers) is None:
+        if self.answers is None:
             return None
         began = time.perf_counter()
-        anonymous = Known(plan=self._plan(request) if known is None else known.plan)
-        known = anonymous if known is None else known
-
-        def find(question: Request, is_own: bool) -> Ranked | None:
-            key = self.key(question, known if is_own else anonymous, request.at)
-            cached = None if key is None else answers.get_stale(key)
-            return None if cached is None else self._left_of(cached, request, anonymous.plan)
-
-        ranked = stale_list(request, known.events is not None, find)
-        if ranked is None:
+        known = Known(plan=self._plan(request)) if known is None else known
+        if (ranked := self._stale_list(self.answers, request, known)) is None:
             return None
         ready_at = time.perf_counter()
         stage_ms = {"cache": (ready_at - began) * 1e3}
@@ -377,6 +369,24 @@ class Recommender:
         stage_ms["total"] = (time.perf_counter() - asked_at) * 1e3
         self._record(request, known, response)
         return response
+
+    def _stale_list(self, answers: AnswerCache, request: Request, known: Known) -> Ranked | None:
+        """Return what may be shown now of a cached list for this question; None if none suffices.
+
+        The user's own list of this hour or of the one before comes first, then the anonymous list.
+        """
+        questions = [(request, Known(plan=known.plan))]
+        if known.events is not None:
+            before = replace(request, at=request.at - HOUR_S)
+            questions = [(request, known), (before, known), *questions]
+        for question, asker in questions:
+            key = self.key(question, asker, request.at)
+            cached = None if key is None else answers.get_stale(key)
+            if cached is not None:
+                ranked = self._left_of(cached, request, known.plan)
+                if len(ranked.codes) >= request.k or ranked.whole:
+                    return ranked
+        return None
 
     def fallback(self, request: Request, reason: str, asked_at: float | None = None) -> Response:
         """Answer from best sellers alone, the last rungs of the ladder; this needs neither row nor models.

@@ -1,16 +1,13 @@
-"""The lower rungs: a cached list of any age, and best sellers."""
+"""The lowest rungs: best sellers of the store, then of the chain."""
 
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from serving.answer.fallback import best_sellers, stale_list
+from serving.answer.fallback import best_sellers
 from serving.answer.recommender import Recommender, open_recommender
-from serving.cache.answer_cache import HOUR_S
 from serving.schemas import Request
-from serving.stages.reranking import Ranked
 from serving.stores.online_features import MemoryStore
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
@@ -19,42 +16,6 @@ REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 @pytest.fixture(scope="module")
 def recommender(toy_bundle: Path) -> Recommender:
     return open_recommender(toy_bundle, MemoryStore())
-
-
-def ranked_of(size: int, whole: bool = False) -> Ranked:
-    return Ranked(
-        codes=np.arange(size, dtype=np.int32),
-        scores=np.full(size, 0.5, np.float32),
-        source=np.full(size, 4, np.int8),
-        times=np.zeros(size, np.uint16),
-        last_at=np.zeros(size),
-        worth=np.full(size, 0.5),
-        best=size,
-        whole=whole,
-    )
-
-
-def questions_of(has_history: bool) -> list[tuple[float, bool]]:
-    asked: list[tuple[float, bool]] = []
-
-    def find(request: Request, is_own: bool) -> None:
-        asked.append((request.at, is_own))
-
-    assert stale_list(REQUEST, has_history, find) is None
-    return asked
-
-
-def test_a_user_s_own_lists_come_before_the_anonymous_one() -> None:
-    at = REQUEST.at
-    assert questions_of(has_history=True) == [(at, True), (at - HOUR_S, True), (at, False)]
-    assert questions_of(has_history=False) == [(at, False)]
-
-
-def test_a_short_list_suffices_only_if_it_is_complete() -> None:
-    lists = {True: ranked_of(3), False: ranked_of(4)}
-    assert stale_list(REQUEST, True, lambda _, is_own: lists[is_own]) is lists[False]
-    whole = ranked_of(3, whole=True)
-    assert stale_list(REQUEST, False, lambda *_: whole) is whole
 
 
 def test_best_sellers_are_those_of_a_known_store(recommender: Recommender) -> None:

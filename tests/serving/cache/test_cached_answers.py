@@ -418,6 +418,8 @@ def test_the_fallback_may_be_the_last_hours_or_the_anonymous_list(cached: Recomm
     (nobody,) = ask_all(cached, Counting(), replace(KNOWN, user_id=None))
     (as_nobody,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3 * 3_600))
     assert (as_nobody.rung, shown(as_nobody)) == ("cached", shown(nobody))
+    (own,) = ask_all(cached, broken, replace(KNOWN, at=AT + 3_600))
+    assert shown(own) == shown(later), "an own list comes before the anonymous one"
 
 
 def test_a_list_of_after_a_purchase_is_not_shown_before_it(toy_bundle: Path, toy_opened: Bundle) -> None:
@@ -491,6 +493,16 @@ def test_a_stale_list_with_too_few_items_left_is_replaced_by_best_sellers(cached
     set_stock(cached, kept.codes[NOBODY.k - 1 :])
     (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
     assert (answer.rung, len(answer.items)) == ("segment", NOBODY.k)
+
+
+@pytest.mark.parametrize(("whole", "rung"), [(True, "cached"), (False, "segment")])
+def test_a_short_stale_list_is_shown_if_it_is_complete(cached: Recommender, whole: bool, rung: str) -> None:
+    ask_all(cached, Counting(), NOBODY)
+    ((digest, kept),) = cached.answers._lists.items()  # type: ignore[union-attr]
+    short = replace(kept.ranked.without(kept.ranked.codes[3:]), whole=whole)
+    cached.answers._lists[digest] = kept._replace(ranked=short, expires_at=0.0)  # type: ignore[union-attr]
+    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
+    assert answer.rung == rung
 
 
 def test_an_error_in_the_stale_lists_costs_no_answer(
