@@ -171,10 +171,8 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Hang up on a client that is too late; one that is sending a head gets a 408."""
-        if (
-            self._is_answering() and not self.flow.write_paused
-        ):  # it sends the next one meanwhile: ours comes first
-            self._expect(self._arrival_s)
+        if self._is_answering() and not self.flow.write_paused:
+            self._expect(self._arrival_s)  # it sends the next request meanwhile: our answer comes first
         elif self._in_head and not self.transport.is_closing():
             self._hang_up(408, "head_timeout", f"the headers did not arrive within {self._arrival_s:g} s")
         else:
@@ -424,9 +422,7 @@ class HttpServer(uvicorn.Server):
         if self.should_exit:
             return
         several = AT_ONCE
-        if (
-            self._shy_s
-        ):  # with many connections take several: else a flood of new ones would delay those behind it
+        if self._shy_s:  # more with many connections: else a flood of new ones would delay those behind it
             several = 1 + int(len(self.server_state.connections) * SHY_S / SHYEST_S)
         try:
             for connection in itertools.islice(_waiting(self._listening), several):

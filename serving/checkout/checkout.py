@@ -154,7 +154,7 @@ class Checkout:
         return self.finish(turn)
 
     async def enter(self, call: Call) -> None:
-        """Wait until a call may begin, in a burst for earlier ones; its body is read after that.
+        """Wait until a call may begin, in a burst for earlier ones.
 
         Raises:
             Overloaded: it is a prefetch, and there would be no time for it.
@@ -381,7 +381,7 @@ class Checkout:
         until = self._rerank_at(turn)
         try:
             return await _by(until, "the list of another request", asyncio.shield(task))
-        except (DeadlineNear, DeadlineExceeded, Overloaded):
+        except (DeadlineNear, DeadlineExceeded):
             if time.perf_counter() >= until:
                 raise
             return None
