@@ -142,6 +142,7 @@ class RemoteRanker:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise  # the loop ends
+            _calls["failed"].inc()  # the breaker knows: a probe has hung up
             raise RankerUnavailable(f"the connection to {self._target} was closed") from None
         self.breaker.succeeded()
         try:

@@ -249,13 +249,14 @@ def test_a_ranker_behind_tls_needs_its_authority_and_our_certificate(
         behind_tls("ca.pem", str(tmp_path / "key.pem"), "cert.pem")
 
 
+def failed() -> float:
+    return REGISTRY.get_sample_value("reco_ranker_calls_total", {"outcome": "failed"}) or 0.0
+
+
 def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
     recommender: Recommender, tmp_path: Path
 ) -> None:
     from serving.checkout.remote_ranker import RemoteRanker
-
-    def failed() -> float:
-        return REGISTRY.get_sample_value("reco_ranker_calls_total", {"outcome": "failed"}) or 0.0
 
     async def run() -> None:
         ranker = RemoteRanker("https://127.0.0.1:1", tls=(tmp_path / "absent.pem", None, None), probe_s=0.05)
@@ -420,8 +421,10 @@ def test_a_request_in_flight_is_answered_when_the_connection_closes(recommender:
             elsewhere.wait_s = 30.0
             waiting = asyncio.create_task(ranker.rank(turn(recommender)))
             await within(lambda: elsewhere.asked == 2)
+            before = failed()
             await ranker.close()
             with pytest.raises(RankerUnavailable, match="was closed"):
                 await waiting
+            assert failed() == before + 1
 
     asyncio.run(run())
