@@ -60,16 +60,18 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         BundleInvalid: the bundle is missing, broken, or answers its golden requests wrongly.
         NoneStarts: the same, or anything else, of each of several processes.
         PortTaken: naming the address and the variable that changes it.
-        SettingInvalid: the host is no address of this machine, or a file for the ranker cannot be read.
+        SettingInvalid: the host is no address of this machine, two ports are one, or a file for the ranker
+            cannot be read.
     """
-    if settings.http_port == settings.grpc_port != 0:
+    host, _, port = settings.metrics_address.rpartition(":")
+    ports = [number for number in (settings.http_port, settings.grpc_port, int(port or 0)) if number]
+    if len(set(ports)) < len(ports):
         raise SettingInvalid(
-            f"{variable('http_port')} and {variable('grpc_port')} are both {settings.http_port}; "
-            "expected two different ports"
+            f"of {variable('http_port')}, {variable('grpc_port')} and {variable('metrics_address')} two are "
+            f"port {max(ports, key=ports.count)}; expected different ports"
         )
     _check_certificates(settings)
-    if settings.metrics_address:
-        host, _, port = settings.metrics_address.rpartition(":")
+    if port:
         _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to fail now
     with (
         _bind(settings.host, settings.http_port, "http_port") as http_socket,

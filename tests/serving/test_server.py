@@ -173,9 +173,13 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
         code, said = refused_start(toy_bundle, replace(settings, host=host))
         assert code == 2
         assert "RECO_HOST" in said
-    code, said = refused_start(toy_bundle, replace(settings, http_port=9_123, grpc_port=9_123))
-    assert code == 2
-    assert "RECO_HTTP_PORT and RECO_GRPC_PORT are both 9123" in said
+
+
+@pytest.mark.parametrize("given", [{"grpc_port": 9_123}, {"metrics_address": "0.0.0.0:9123"}])
+def test_two_ports_that_are_one_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    settings = Settings(home=tmp_path, http_port=9_123, grpc_port=0)
+    with pytest.raises(SettingInvalid, match="RECO_METRICS_ADDRESS two are port 9123; expected different"):
+        serve(tmp_path, replace(settings, **given))
 
 
 @pytest.mark.parametrize(
