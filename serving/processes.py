@@ -120,7 +120,7 @@ class Processes:
     def _stop(self) -> None:
         """Let the children drain; called again, they do not wait for requests in flight."""
         if not self._stopping.is_set():
-            self._http_socket.close()  # else callers would still get in when the children have shut the door
+            self._http_socket.close()  # else connections would wait that no child accepts any more
             longest_s = self._settings.drain_s + self._settings.grace_s + 5
             self._loop.call_later(longest_s, self._kill_all)
         self._stopping.set()
@@ -219,7 +219,7 @@ class Processes:
                 *self._command(theirs.fileno()),
                 env=self._settings.to_env() | {"PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is for us: we tell the children
+                process_group=0,  # Ctrl-C is for us: we signal the children
             )
 
     def _command(self, requests: int) -> list[str]:

@@ -44,7 +44,7 @@ LAST_CALL_S = 0.5  # grace period for requests on connections accepted just befo
 # the fewest is the quickest.
 SHY_S, SHYEST_S = 0.0005, 0.02
 NO_FILES_S = 1.0  # where there are no files left for connections, those that wait are looked at again
-AT_ONCE = 8  # connections that are let in before the next turn of who is in already
+AT_ONCE = 8  # connections accepted in one turn of the loop, between the steps of open ones
 _TICK_S = 0.1  # uvicorn's
 _NOT_ACCEPTED = "no connection can be accepted, those that come wait: %s"
 _LONG_HEAD = f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"
@@ -270,7 +270,7 @@ class _HttpProtocol(HttpToolsProtocol):
             self._hang_up(400, "not_http", "the request is not HTTP/1.1")
 
     def _lingers(self) -> bool:
-        """Say, once, whether its client is to hear that we have done, but is still read.
+        """Say, once, whether only our side of the connection ends, and the rest of the body is still read.
 
         Closing while the client still sends triggers a TCP reset, which may destroy our answer before it is
         read.
@@ -393,7 +393,7 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut the door, but answer those who are through it: whom the kernel took in, and their requests."""
+        """Stop accepting; answer the requests of all connections that the kernel has accepted."""
         self._loop.remove_reader(self._listening)
         await asyncio.gather(*self._coming)
         waiting: list[socket.socket] = []
@@ -402,7 +402,7 @@ class HttpServer(uvicorn.Server):
         except OSError as error:
             _log.error(_NOT_ACCEPTED, error)
         # Closed before any of them is answered: clients that connect again after each answer would keep the
-        # door open, until the parent kills this process with the records that it has not written.
+        # server open, until the parent kills this process with the records that it has not written.
         self._listening.close()
         for connection in waiting:
             await self._take(connection)

@@ -152,7 +152,7 @@ def _operation(
             ),
             _header(
                 "x-priority",
-                f"{PRIORITIES[1]}: nobody waits for this answer yet",
+                f"{PRIORITIES[1]}: no shopper waits for this answer yet",
                 {"enum": list(PRIORITIES), "default": PRIORITIES[0]},
             ),
             _header("traceparent", "The caller's span, as W3C Trace Context writes it", {"type": "string"}),

@@ -258,11 +258,11 @@ def read_scores(response: ModelInferResponse) -> np.ndarray:
 
 
 def _check_bundle(response: ModelInferResponse, bundle_id: str, named: bool) -> None:
-    told = response.parameters["bundle_id"].string_param if "bundle_id" in response.parameters else None
-    if told is None and named:
+    found = response.parameters["bundle_id"].string_param if "bundle_id" in response.parameters else None
+    if found is None and named:
         return
-    if told != bundle_id:
-        found = "does not tell its bundle" if told is None else f"has bundle {told[:64]}"
+    if found != bundle_id:
+        has = "does not name its bundle" if found is None else f"has bundle {found[:64]}"
         raise RankerMismatch(
-            f"the ranker {found}, expected {bundle_id}: deploy both, or name the model after it"
+            f"the ranker {has}, expected {bundle_id}: deploy both, or name the model after it"
         )

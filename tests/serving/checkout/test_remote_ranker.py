@@ -227,7 +227,7 @@ def test_a_ranker_without_a_bundle_id_must_be_named_after_the_bundle(
     scores = recommender.rank(prepared.dense, prepared.categorical).tolist()
     assert answered(Ranker(recommender, None, raw), "/ranker-{bundle_id}") == scores
     assert len(scores) > 50
-    with pytest.raises(RankerMismatch, match="does not tell its bundle"):
+    with pytest.raises(RankerMismatch, match="does not name its bundle"):
         answered(Ranker(recommender, None, raw))
     with pytest.raises(RankerMismatch, match="has bundle other"):
         answered(Ranker(recommender, "other", raw), "/ranker-{bundle_id}")
