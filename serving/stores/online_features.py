@@ -267,13 +267,13 @@ class GuardedStore:
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
-        with self._counted():
+        with self._counted(user_id):
             row = await self._store.fetch(user_id, deadline)
         return self._answered(user_id, row)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
-        with self._counted():
+        with self._counted(user_id):
             row = self._store.read(user_id, deadline)
         return self._answered(user_id, row)
 
@@ -287,30 +287,29 @@ class GuardedStore:
         self._store.close()
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, user_id: str) -> Iterator[None]:
         """Count the failures of a read and report them to the breaker."""
         if self._breaker.is_open:
-            _reads["refused"].inc()
+            _count(user_id, "refused")
             raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
         try:
             yield
         except RowInvalid:
             self._breaker.succeeded()
-            _reads["invalid"].inc()
+            _count(user_id, "invalid")
             raise
         except FeaturesLate:
-            _reads["late"].inc()
+            _count(user_id, "late")
             raise
         except FeaturesUnavailable as error:
-            _reads["failed"].inc()
+            _count(user_id, "failed")
             self._breaker.failed(error)
             raise
 
     def _answered(self, user_id: str, row: UserRow | None) -> UserRow | None:
         if self._breaker.failures_lately:
             self._breaker.succeeded()
-        if not user_id.startswith(HEARTBEAT):  # a thread reads that every second; it is no user's row
-            _reads["absent" if row is None else "found"].inc()
+        _count(user_id, "absent" if row is None else "found")
         return row
 
     def _probe(self) -> bool:
@@ -331,6 +330,11 @@ class GuardedStore:
         except FeaturesUnavailable:
             return False
         return True
+
+
+def _count(user_id: str, outcome: str) -> None:
+    if not user_id.startswith(HEARTBEAT):  # a thread reads that every second; it is no user's row
+        _reads[outcome].inc()
 
 
 def open_store(url: str) -> OnlineStore:
