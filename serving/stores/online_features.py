@@ -26,7 +26,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from feature_repo.aggregates import check_owner
-from feature_repo.snapshots import HEARTBEAT
+from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.metrics import STORE_READS
 from serving.redis.address import is_redis_url, parse_redis_url
@@ -34,8 +34,6 @@ from serving.redis.client import CONNECT_S, RedisClient, Reply, ReplyError
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
 PROJECT = "checkout"
-VIEW = "user_history"
-HISTORY = "history"
 JOIN_KEY = "user_id"
 
 _STRING = 2  # Feast's ValueType.STRING
@@ -44,7 +42,7 @@ _KEY_HEAD = b"".join(
     (struct.pack("<III", 1, _STRING, len(JOIN_KEY)), JOIN_KEY.encode(), struct.pack("<I", _STRING))
 )
 HISTORY_FIELD = bytes.fromhex("0601f0f8")  # murmur3 of "user_history:history", little endian
-WRITTEN_FIELD = f"_ts:{VIEW}".encode()
+WRITTEN_FIELD = f"_ts:{USER_VIEW}".encode()
 
 TIMEOUT_MS = 5.0
 FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
@@ -183,7 +181,7 @@ class SqliteStore(LocalStore):
             self._close()
 
 
-_QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{VIEW}" WHERE entity_key = ? AND feature_name = ?'
+_QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{USER_VIEW}" WHERE entity_key = ? AND feature_name = ?'
 
 
 class RedisStore:
