@@ -244,8 +244,8 @@ def read_statistics(path: Path) -> Statistics:
     n, t = lengths["n"], lengths["t"]
     for name, lowest, size in (
         ("neighbours", NO_ITEM, n),
-        ("popular", NO_ITEM, n),
-        ("store_popular", NO_ITEM, n),
+        ("popular", 0, n),
+        ("store_popular", 0, n),
         ("categorical", 0, np.iinfo(np.int32).max),
     ):
         _check_codes(path / f"{name}.npy", loaded[name], lowest, size)

@@ -177,8 +177,15 @@ CACHE_BYTES = Gauge(
     multiprocess_mode="livesum",
 )
 
-# A rate needs the zero before the first fault.
-_faults = {protocol: FAULTS.labels(protocol) for protocol in ("http", "grpc")}
+# A rate needs the zero before the first event, which may stay the only one.
+_RARE = {
+    FAULTS: ("http", "grpc"),
+    BUNDLE_UPDATES: ("done", "refused"),
+    LOG_RECORDS: ("taken", "written", "dropped", "recovered"),
+}
+for _counter, _words in _RARE.items():
+    for _word in _words:
+        _counter.labels(_word)
 
 
 class ProcessMetrics:
@@ -333,4 +340,4 @@ def count_rejected(reason: str) -> None:
 
 def count_fault(protocol: str) -> None:
     """Count a request that an error of ours left without an answer; `http` or `grpc`."""
-    _faults[protocol].inc()
+    FAULTS.labels(protocol).inc()

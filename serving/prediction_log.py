@@ -256,6 +256,7 @@ class PredictionLog:
     def append(self, record: Record) -> None:
         """Queue one record and return at once; it is dropped when the queue is full or closed."""
         _TAKEN.inc()  # at once: this count outlives a killed process
+        LOG_OPEN.inc()
         if len(self._queue) >= self._queue_records or self._closing.is_set():
             self._drop(1)
         else:
@@ -288,7 +289,6 @@ class PredictionLog:
             time.sleep(0)
         if self._segment and time.monotonic() - self._segment.opened_at >= self._segment_s:
             self._finish_segment()
-        LOG_OPEN.set(self._segment.rows if self._segment else 0)
 
     def _write(self, chunk: list[Record]) -> None:
         try:
@@ -315,6 +315,7 @@ class PredictionLog:
         else:
             self.written += self._segment.rows
             LOG_RECORDS.labels("written").inc(self._segment.rows)
+            LOG_OPEN.dec(self._segment.rows)
             self._segment = None
 
     def _abandon_segment(self, error: OSError, unwritten: int) -> None:
@@ -329,6 +330,7 @@ class PredictionLog:
     def _drop(self, records: int) -> None:
         self.dropped += records
         LOG_RECORDS.labels("dropped").inc(records)
+        LOG_OPEN.dec(records)
 
 
 class _Segment:

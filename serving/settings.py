@@ -20,11 +20,9 @@ from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.configuration import (
     CONFIG,
     NO_FILE,
-    Setting,
     as_text,
     dotenv_names,
     has_files,
-    list_settings,
     read_values,
     setting,
 )
@@ -267,11 +265,6 @@ def configured_home() -> Path:
         return Path(os.environ.get(variable("home"), "").strip() or Settings().home)
     given = read_values(Settings, _variables(), "", None, SettingInvalid, only=("home",))
     return Path(given.get("home", Settings().home))
-
-
-def all_settings() -> list[Setting]:
-    """Return name, default and description of each setting, for a reference page."""
-    return list_settings(Settings, _variables())
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

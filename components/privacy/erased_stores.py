@@ -11,10 +11,11 @@ from typing import Any
 
 from components.data.feast_store import reachable
 from feature_repo.aggregates import unpack
+from feature_repo.snapshots import HISTORY, USER_VIEW
 from serving.redis.address import is_redis_url
 from serving.shop.fact_store import open_fact_store
 from serving.shop.facts import POLL_S
-from serving.stores.online_features import HISTORY, HISTORY_FIELD, PROJECT, VIEW, bytes_value, entity_key
+from serving.stores.online_features import HISTORY_FIELD, PROJECT, bytes_value, entity_key
 
 SQLITE_WAIT_S = 10.0
 
@@ -53,7 +54,7 @@ def _erase_in_redis(url: str, user_id: str, until: int, dry_run: bool) -> int:
 
 
 def _erase_in_sqlite(file: Path, user_id: str, until: int, dry_run: bool) -> int:
-    key, table = entity_key(user_id), f"{PROJECT}_{VIEW}"
+    key, table = entity_key(user_id), f"{PROJECT}_{USER_VIEW}"
     connection = sqlite3.connect(file, timeout=SQLITE_WAIT_S, isolation_level=None)
     try:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -18,16 +18,6 @@ from feature_repo.ids import closest
 CONFIG = "RECO_CONFIG"
 TOML_FILE, DOTENV_FILE, NO_FILE = "reco.toml", ".env", "off"
 TOML_BYTES = 16 << 10  # one key of 64 KiB of dots would cost gigabytes
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting as a reference page lists it."""
-
-    variable: str
-    key: str  # in the TOML file
-    default: object
-    description: str
 
 
 def setting(
@@ -63,20 +53,6 @@ def setting(
         "limits": limits,
     }
     return field(default=default, repr=not secret, metadata=metadata)
-
-
-def list_settings(kind: type, variables: Mapping[str, str], table: str = "") -> list[Setting]:
-    """Return name, default and description of each field of a settings class."""
-    prefix = f"{table}." if table else ""
-    return [
-        Setting(
-            variables[f.name],
-            prefix + f.name,
-            None if f.default is MISSING else f.default,
-            f.metadata["description"],
-        )
-        for f in fields(kind)
-    ]
 
 
 def read_values(

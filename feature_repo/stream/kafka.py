@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feature_repo.errors import USAGE, RecoError
-from feature_repo.stream.configuration import Setting, as_text, list_settings, read_values, setting
+from feature_repo.stream.configuration import as_text, read_values, setting
 
 SECURITY = {
     "plaintext": "PLAINTEXT",
@@ -115,11 +115,6 @@ _NAMES = ("events_topic", "facts_topic", "dead_letter_topic", "group")
 VARIABLES = {
     f.name: ("RECO_" if f.name in _NAMES else "RECO_KAFKA_") + f.name.upper() for f in fields(KafkaSettings)
 }
-
-
-def all_settings() -> list[Setting]:
-    """Return name, default and description of each setting, for a reference page."""
-    return list_settings(KafkaSettings, VARIABLES, "kafka")
 
 
 def client_config(settings: KafkaSettings) -> dict[str, Any]:

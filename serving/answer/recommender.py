@@ -27,8 +27,10 @@ from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers
 from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
+from serving.answer.fallback import best_sellers
+from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
 from serving.cache.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
-from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable
+from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable, RowInvalid
 from serving.prediction_log import Record, RecordSink
 from serving.release.bundle import Bundle, load_bundle
 from serving.release.golden import GoldenRequest, Scores, verify_answers
@@ -237,7 +239,7 @@ class Recommender:
 
     def _unknown(self, request: Request, error: Exception) -> Known:
         log.warning("answering without the user's history: %s", error)
-        reason = "features_unavailable" if isinstance(error, FeaturesUnavailable) else "features_invalid"
+        reason = "features_invalid" if isinstance(error, RowInvalid | ValueError) else "features_unavailable"
         return Known(degraded_reason=reason, plan=self._plan(request))
 
     def rank(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:

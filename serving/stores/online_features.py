@@ -26,7 +26,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from feature_repo.aggregates import check_owner
-from feature_repo.snapshots import HEARTBEAT
+from feature_repo.snapshots import HEARTBEAT, HISTORY, USER_VIEW
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.metrics import STORE_READS
 from serving.redis.address import is_redis_url, parse_redis_url
@@ -34,8 +34,6 @@ from serving.redis.client import CONNECT_S, RedisClient, Reply, ReplyError
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
 PROJECT = "checkout"
-VIEW = "user_history"
-HISTORY = "history"
 JOIN_KEY = "user_id"
 
 _STRING = 2  # Feast's ValueType.STRING
@@ -44,7 +42,7 @@ _KEY_HEAD = b"".join(
     (struct.pack("<III", 1, _STRING, len(JOIN_KEY)), JOIN_KEY.encode(), struct.pack("<I", _STRING))
 )
 HISTORY_FIELD = bytes.fromhex("0601f0f8")  # murmur3 of "user_history:history", little endian
-WRITTEN_FIELD = f"_ts:{VIEW}".encode()
+WRITTEN_FIELD = f"_ts:{USER_VIEW}".encode()
 
 TIMEOUT_MS = 5.0
 FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
@@ -183,7 +181,7 @@ class SqliteStore(LocalStore):
             self._close()
 
 
-_QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{VIEW}" WHERE entity_key = ? AND feature_name = ?'
+_QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{USER_VIEW}" WHERE entity_key = ? AND feature_name = ?'
 
 
 class RedisStore:
@@ -267,13 +265,13 @@ class GuardedStore:
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know."""
-        with self._counted():
+        with self._counted(user_id):
             row = await self._store.fetch(user_id, deadline)
         return self._answered(user_id, row)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
-        with self._counted():
+        with self._counted(user_id):
             row = self._store.read(user_id, deadline)
         return self._answered(user_id, row)
 
@@ -287,30 +285,29 @@ class GuardedStore:
         self._store.close()
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, user_id: str) -> Iterator[None]:
         """Count the failures of a read and report them to the breaker."""
         if self._breaker.is_open:
-            _reads["refused"].inc()
+            _count(user_id, "refused")
             raise FeaturesUnavailable("the online store failed repeatedly and is not asked until it is back")
         try:
             yield
         except RowInvalid:
             self._breaker.succeeded()
-            _reads["invalid"].inc()
+            _count(user_id, "invalid")
             raise
         except FeaturesLate:
-            _reads["late"].inc()
+            _count(user_id, "late")
             raise
         except FeaturesUnavailable as error:
-            _reads["failed"].inc()
+            _count(user_id, "failed")
             self._breaker.failed(error)
             raise
 
     def _answered(self, user_id: str, row: UserRow | None) -> UserRow | None:
         if self._breaker.failures_lately:
             self._breaker.succeeded()
-        if not user_id.startswith(HEARTBEAT):  # a thread reads that every second; it is no user's row
-            _reads["absent" if row is None else "found"].inc()
+        _count(user_id, "absent" if row is None else "found")
         return row
 
     def _probe(self) -> bool:
@@ -331,6 +328,11 @@ class GuardedStore:
         except FeaturesUnavailable:
             return False
         return True
+
+
+def _count(user_id: str, outcome: str) -> None:
+    if not user_id.startswith(HEARTBEAT):  # a thread reads that every second; it is no user's row
+        _reads[outcome].inc()
 
 
 def open_store(url: str) -> OnlineStore:

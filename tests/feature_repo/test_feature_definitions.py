@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.stores.online_features import HISTORY, JOIN_KEY, PROJECT, VIEW
+from serving.stores.online_features import JOIN_KEY, PROJECT
 from tests.programs import run_python
 
 FEATURE_REPO = Path(__file__).parents[2] / "feature_repo"
@@ -39,9 +39,9 @@ def test_the_views_agree_with_serving_and_the_snapshots() -> None:
     from feature_repo.schema import ITEM, USER
     from feature_repo.snapshots import ITEM_COLUMNS, USER_COLUMNS
 
-    assert user_history.name == VIEW
+    assert user_history.name == "user_history"  # serving's HISTORY_FIELD is a hash of both names
     assert user_history.join_keys == [JOIN_KEY]
-    assert HISTORY in {feature.name for feature in user_history.features}
+    assert "history" in {feature.name for feature in user_history.features}
     for view, columns in ((user_history, USER_COLUMNS), (item_statistics, ITEM_COLUMNS)):
         declared = [*view.join_keys, "event_timestamp", *(feature.name for feature in view.features)]
         assert declared == columns.names
@@ -54,7 +54,8 @@ def test_the_views_agree_with_serving_and_the_snapshots() -> None:
         assert view.stream_source is not None
         assert view.stream_source.name == f"{view.name}_push"
     assert user_history.tags["personal_data"] == "yes"
-    assert [projection.name for projection in checkout.feature_view_projections] == [VIEW, "item_statistics"]
+    names = [projection.name for projection in checkout.feature_view_projections]
+    assert names == ["user_history", "item_statistics"]
 
 
 @pytest.mark.slow

@@ -46,6 +46,14 @@ def test_a_table_of_another_catalogue_is_named(tmp_path: Path, fitted: Fitted) -
         read_statistics(tmp_path)
 
 
+@pytest.mark.parametrize("code", [-1, 5])
+def test_best_sellers_that_are_no_items_are_named(tmp_path: Path, statistics: Statistics, code: int) -> None:
+    write_statistics(tmp_path, statistics, {})
+    np.save(tmp_path / "popular.npy", np.array([0, code], np.int32))
+    with pytest.raises(ValueError, match=r"popular.npy holds codes .*, expected 0 to below 5"):
+        read_statistics(tmp_path)
+
+
 def test_a_table_of_lifts_that_lacks_a_type_is_named(tmp_path: Path, fitted: Fitted) -> None:
     statistics, vocabulary = fitted
     write_statistics(tmp_path, statistics, vocabulary)

@@ -57,6 +57,20 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert value("reco_request_seconds_bucket", le="0.01", **labels) == sooner
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "words"),
+    [
+        ("reco_faults_total", "protocol", "http grpc"),
+        ("reco_bundle_updates_total", "outcome", "done refused"),
+        ("reco_log_records_total", "outcome", "taken written dropped recovered"),
+    ],
+)
+def test_a_rare_event_is_counted_from_0(name: str, label: str, words: str) -> None:
+    """A rate sees no growth in a series that begins with its only event."""
+    for word in words.split():
+        assert REGISTRY.get_sample_value(name, {label: word}) is not None, word
+
+
 def test_each_refusal_has_a_listed_word() -> None:
     words = {reason for _, _, reason in _REFUSALS.values()}
     for path in Path(metrics.__file__).parent.rglob("*.py"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client import REGISTRY
 
 from serving.prediction_log import (
     RECORD_SCHEMA,
@@ -110,14 +111,20 @@ def test_a_segment_is_written_when_its_time_is_over(tmp_path: Path) -> None:
     assert len(read_log(tmp_path)) == 1
 
 
+def unpublished() -> float:
+    return REGISTRY.get_sample_value("reco_log_records_open") or 0.0
+
+
 def test_a_full_queue_drops_and_counts_and_never_waits(tmp_path: Path) -> None:
-    log = PredictionLog(tmp_path, NAMES, queue_records=10, poll_s=600.0)
+    log, before = PredictionLog(tmp_path, NAMES, queue_records=10, poll_s=600.0), unpublished()
     for number in range(1_000):  # a call that waited for room would wait for the ten minutes of `poll_s`
         log.append(record(number))
+    assert unpublished() == before + 10, "what waits in the queue is not lost"
     log.close()
     assert (log.written, log.dropped) == (10, 990)
     log.append(record())
     assert log.dropped == 991
+    assert unpublished() == before
 
 
 def test_an_unwritable_disk_costs_records_not_answers(

@@ -1,5 +1,4 @@
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,10 +6,8 @@ import pytest
 from serving.settings import (
     SettingInvalid,
     Settings,
-    all_settings,
     configured_home,
     unknown_variables,
-    variable,
 )
 
 
@@ -237,13 +234,6 @@ def test_the_home_is_read_even_with_other_invalid_settings(
     assert configured_home() == Path("t")
     monkeypatch.setenv("RECO_HOME", "/srv/e")
     assert configured_home() == Path("/srv/e")
-
-
-def test_each_setting_is_listed_with_its_default_and_description() -> None:
-    rows = {row.variable: row for row in all_settings()}
-    assert list(rows) == [variable(field.name) for field in fields(Settings)]
-    assert (rows["RECO_HTTP_PORT"].key, rows["RECO_HTTP_PORT"].default) == ("http_port", 8080)
-    assert all(row.description for row in rows.values())
 
 
 @pytest.mark.parametrize(

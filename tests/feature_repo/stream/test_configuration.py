@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feature_repo.stream.configuration import Setting, as_text, has_files, list_settings, read_values, setting
+from feature_repo.stream.configuration import as_text, has_files, read_values, setting
 
 
 def even(value: int) -> None:
@@ -86,8 +86,5 @@ def test_files_are_found_unless_they_are_switched_off(folder: Path) -> None:
     assert not has_files({"RECO_CONFIG": "off"})
 
 
-def test_settings_are_listed() -> None:
-    assert list_settings(Kitchen, VARIABLES, "kitchen")[0] == Setting(
-        "KITCHEN_PLATES", "kitchen.plates", 4, "plates on the table"
-    )
+def test_a_value_becomes_the_text_of_its_variable() -> None:
     assert [as_text(value) for value in (None, True, 1.5, Path("a"))] == ["", "true", "1.5", "a"]

@@ -20,7 +20,8 @@ from serving.answer.recommender import Recommender
 from serving.checkout.checkout import Checkout
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import Call, Request, Response
-from serving.stores.online_features import MemoryStore, UserRow
+from serving.stores.online_features import MemoryStore, UserRow, open_store
+from tests.chaos.rows import write_store
 
 AT = 1_512_498_600.0
 ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
@@ -92,6 +93,15 @@ def test_an_invalid_row_is_ignored_and_counted(bundle: Bundle, good: UserEvents)
         assert (response.degraded, response.degraded_reason) == (True, "features_invalid")
         assert response.items == stranger.items
         assert counted() == before + 1
+
+
+def test_the_row_of_another_shopper_is_no_store_that_is_away(
+    bundle: Bundle, good: UserEvents, tmp_path: Path
+) -> None:
+    write_store(tmp_path / "store.db", {"u1": pack(good, "u2")})
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    assert Recommender(bundle, store).recommend(ASKED).degraded_reason == "features_invalid"
+    store.close()
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

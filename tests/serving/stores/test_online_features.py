@@ -325,6 +325,8 @@ def test_reads_are_counted_by_outcome(guarded: GuardedStore, failing: FailingSto
         fail(guarded, 1)
     failing.failure = down
     fail(guarded, 4)
+    with pytest.raises(FeaturesUnavailable):
+        guarded.read(HEARTBEAT)
     gained = {name: value - before[name] for name, value in counted().items()}
     assert gained == {"found": 1, "absent": 1, "invalid": 1, "late": 1, "failed": 3, "refused": 1}
 
