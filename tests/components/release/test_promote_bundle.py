@@ -207,6 +207,18 @@ def test_a_rollback_after_that_of_another_home_goes_one_further(world: World, tm
     assert world.rollback()["version"] == "1"
 
 
+def test_a_rollback_after_a_promotion_in_another_registry_goes_one_further(
+    world: World, tmp_path: Path
+) -> None:
+    world.promote_all(3)
+    assert world.rollback()["version"] == "2"
+    other = f"sqlite:///{tmp_path}/another/mlflow.db"
+    register_bundle(world.evaluated("other"), other, NAME)
+    promote_bundle("challenger", [world.dataset], other, NAME, str(world.home), examine=as_planned)
+    assert world.rollback()["version"] == "1"
+    assert read_champion(world.home).version == world.registry.alias("champion") == "1"
+
+
 def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(world: World) -> None:
     world.register("one")
     world.promote()
