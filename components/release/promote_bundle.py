@@ -386,7 +386,8 @@ def _signature(
         with _linked(place, home) as copy:
             for name in SIGNATURE_FILES:
                 registry.download(version, copy.parent, name).replace(copy / name)
-            check_signed(copy, trusted, _place(home, before.bundle_id) if before else None)
+            after = _fetch(registry, home, _promoted(registry, before)) if before else None
+            check_signed(copy, trusted, after)
             _take_signatures(copy, place)
     except BundleInvalid as error:
         return verdict("signature", str(error))

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -487,8 +487,9 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
 
     world.register("two", 0.17)
     sign_version("2", datetime(2026, 11, 1, tzinfo=UTC))
-    with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
-        world.promote(trusted_keys=trusted)
+    for home in (world.home, tmp_path / "ci"):  # another one has no copy of the champion
+        with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
+            replace(world, home=home).promote(trusted_keys=trusted)
     sign_version("2", datetime(2026, 11, 3, tzinfo=UTC))
     world.promote(trusted_keys=trusted)
 
