@@ -161,9 +161,10 @@ def _with_look(record: Release, verdict: GateVerdict) -> tuple[dict[str, Any], .
     return (*(one for one in record.gate if one["at"] != name), look)
 
 
-def to_json(record: Release) -> str:
-    """Return the annotation's text."""
-    return json.dumps(asdict(record), sort_keys=True)
+def to_json(record: Release, before: str | None = None) -> str:
+    """Return the annotation's text; fields of the same release that only a newer deployer knows stay."""
+    held = json.loads(before or "{}")
+    return json.dumps((held if held.get("id") == record.id else {}) | asdict(record), sort_keys=True)
 
 
 def from_json(text: str) -> Release:

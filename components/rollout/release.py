@@ -205,7 +205,7 @@ class Rollout:
         ideal = Observed(done=True, verdict=GateVerdict(GO, ""))
         while True:
             rules = with_traffic(route, record, self._pace.mirror_percent)
-            yield f"HTTPRoute {ROUTE}", _changes(route, record, rules)
+            yield f"HTTPRoute {ROUTE}", _changes(route, to_json(record), rules)
             route["spec"]["rules"] = rules
             for slot, found in slots.items():
                 if changes := slot_changes(found, record, slot):
@@ -270,8 +270,8 @@ class Rollout:
         for _ in range(WRITES):
             route = self._own()
             rules = with_traffic(route, record, self._pace.mirror_percent)
-            changes = _changes(route, record, rules)
-            self._sent = to_json(record)
+            self._sent = to_json(record, self._written)
+            changes = _changes(route, self._sent, rules)
             try:
                 self._cluster.patch("HTTPRoute", ROUTE, changes, route["metadata"]["resourceVersion"])
             except Stale:
@@ -424,8 +424,8 @@ def _annotation(route: Document) -> str | None:
     return text
 
 
-def _changes(route: Document, record: Release, rules: list[Document]) -> Document:
-    changes: Document = {"metadata": {"annotations": {ANNOTATION: to_json(record)}}}
+def _changes(route: Document, text: str, rules: list[Document]) -> Document:
+    changes: Document = {"metadata": {"annotations": {ANNOTATION: text}}}
     if rules != route["spec"]["rules"]:
         changes["spec"] = {"rules": rules}
     return changes

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import threading
 import time
 from pathlib import Path
@@ -301,6 +302,19 @@ def test_a_job_goes_on_with_its_own_version_alone(cluster: ToyCluster) -> None:
     assert weights(cluster.route())["green"] == 25
     cluster.catalogue.challenger = "2"
     assert cluster.rollout("job-2").resume("challenger").state == "done"
+
+
+def test_an_older_deployer_keeps_what_a_newer_one_wrote_into_the_record(cluster: ToyCluster) -> None:
+    def record() -> dict[str, Any]:
+        return dict(json.loads(cluster.route()["metadata"]["annotations"]["reco.dev/release"]))
+
+    die_at(cluster, 25)
+    noted = {"metadata": {"annotations": {"reco.dev/release": json.dumps(record() | {"newer": 1})}}}
+    cluster.objects.merge(("httproutes", "checkout", "checkout"), noted)
+    cluster.rollout("job-1").resume("2")
+    assert (record()["state"], record()["newer"]) == ("done", 1)
+    cluster.release("3")
+    assert "newer" not in record(), "it was of another release"
 
 
 def test_after_the_seal_the_lost_alias_still_means_the_sealed_version(cluster: ToyCluster) -> None:
