@@ -40,7 +40,10 @@ class Versions(Protocol):
         """Make the version the champion."""
 
     def undo(self, record: Release) -> None:
-        """Make the version before it the champion again, if this one is; and refuse it."""
+        """Make the version before it the champion again, if this one is; and refuse it.
+
+        One that the stable slot has, too, stays champion: its bundle is not at fault.
+        """
 
 
 class ModelCatalogue:
@@ -139,12 +142,12 @@ class ModelCatalogue:
 
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused."""
-        registry = self._registry()
+        registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         is_champion = registry.alias(CHAMPION) == record.version
-        if record.kind != ROLLBACK and is_champion and len(registry.history()) > 1:
+        if not keeps and is_champion and len(registry.history()) > 1:
             self._go_back()
         registry.unpoint(CHALLENGER, record.version)
-        if record.kind != ROLLBACK:
+        if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version
                 registry.refuse(record.version, record.reason)
 

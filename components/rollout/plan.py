@@ -58,6 +58,7 @@ class Release:
     stable: str  # the slot that has the traffic when it begins
     canary: str
     compared: bool  # there is a stable slot to compare with; else the canary gets all at once
+    again: bool = False  # the stable slot has this bundle, too, for example in pods of an older image
     state: str = "verify"
     weight: int = 0  # of the canary
     since: float = 0.0  # when the state began, seconds since the epoch

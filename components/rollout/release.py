@@ -230,7 +230,7 @@ class Rollout:
         route = self._cluster.get("HTTPRoute", ROUTE)
         split = weights(route)
         stable = max(SLOTS, key=lambda slot: split[slot])
-        is_served = bool(source_of(self._cluster.get("InferenceService", service(stable))))
+        served = source_of(self._cluster.get("InferenceService", service(stable)))
         now = self._now()
         record = Release(
             id=uuid.uuid4().hex[:12],
@@ -240,7 +240,8 @@ class Rollout:
             source=source,
             stable=stable,
             canary=other(stable),
-            compared=is_served and kind == RELEASE,
+            compared=bool(served) and kind == RELEASE,
+            again=served == source,
             since=now,
             beat=now,
             holder=self._holder,

@@ -47,6 +47,9 @@ def test_a_version_is_checked_published_sealed_and_undone(
         assert registry.alias("champion") == number
     assert [line.action for line in registry.history()] == ["promote", "promote"]
     assert catalogue.previous() == (records[0].version, records[0].bundle_id)
+    catalogue.undo(replace(records[1], again=True))
+    assert registry.alias("champion") == records[1].version, "the old pods have this bundle, too"
+    assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "2").tags
     for _ in range(2):
         catalogue.undo(records[1])
     assert read_champion(home).version == records[0].version

@@ -541,6 +541,15 @@ def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_po
     assert cluster.rollout("job-1").resume("2").state == "done"
 
 
+def test_a_champion_whose_new_pods_are_refused_stays_champion(cluster: ToyCluster) -> None:
+    """As with another image: the old pods have the same bundle, and keep the traffic."""
+    cluster.stuck = True
+    with pytest.raises(Aborted):
+        cluster.release("1")
+    assert cluster.catalogue.champions == ["1"]
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
+
+
 def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: ToyCluster) -> None:
     cluster.release()  # 2 is champion
 
