@@ -16,6 +16,7 @@ from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
+from serving.errors import NoChampion
 
 
 class Versions(Protocol):
@@ -95,6 +96,10 @@ class ModelCatalogue:
             NoChampion: there was none.
         """
         result = rollback(self._uri(), self._model, str(self._home), dry_run=True)
+        if not result["version"]:
+            raise NoChampion(
+                f"version {result['previous']} was never promoted: there is nothing to go back to"
+            )
         return result["version"], result["bundle_id"]
 
     def bundle(self, record: Release) -> Path:

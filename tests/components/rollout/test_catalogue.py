@@ -13,6 +13,7 @@ from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.release.signing import sign
 from components.rollout.catalogue import ModelCatalogue
+from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
 from tests.components.conftest import as_planned
@@ -66,6 +67,14 @@ def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
         number, bundle_id = catalogue.find("challenger")
         catalogue.seal(replace(RECORD, version=number, bundle_id=bundle_id))
         assert catalogue.challenger() is None
+
+
+def test_an_alias_that_was_set_by_hand_before_any_promotion_gives_no_way_back(
+    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    registry.point("champion", register_bundle(evaluated("one"), uri, "recommender"))
+    with pytest.raises(NoChampion, match="version 1 was never promoted"):
+        catalogue.previous()
 
 
 def test_a_worse_version_is_refused_before_any_pod_loads_it(
