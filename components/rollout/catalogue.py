@@ -41,10 +41,7 @@ class Versions(Protocol):
         """Make the version the champion."""
 
     def undo(self, record: Release) -> None:
-        """Make the version before it the champion again, if this one is; and refuse it.
-
-        One that the stable slot has, too, stays champion: its bundle is not at fault.
-        """
+        """Make the version before it the champion again, if this one is, and refuse it; not one `again`."""
 
 
 class ModelCatalogue:
@@ -97,9 +94,7 @@ class ModelCatalogue:
         """
         result = rollback(self._uri(), self._model, str(self._home), dry_run=True)
         if not result["version"]:
-            raise NoChampion(
-                f"version {result['previous']} was never promoted: there is nothing to go back to"
-            )
+            raise NoChampion(f"version {result['previous']} was never promoted: nothing to go back to")
         return result["version"], result["bundle_id"]
 
     def bundle(self, record: Release) -> Path:

@@ -71,9 +71,9 @@ class Release:
     sealed: bool = False  # the alias champion may have moved to it
 
     @property
-    def mirrored(self) -> bool:
-        """Whether a share of the requests goes to the canary, too."""
-        return self.state == "shadow"
+    def is_judged(self) -> bool:
+        """Whether the gate compares both slots in this state."""
+        return self.state in COMPARED and self.weight < FULL
 
     @property
     def active(self) -> bool:
@@ -122,7 +122,7 @@ def _fault(record: Release, seen: Observed, age: float, pace: Pace) -> str:
 
 
 def _is_complete(record: Release, seen: Observed) -> bool:
-    if record.state in COMPARED and record.weight < FULL:
+    if record.is_judged:
         return seen.verdict is not None and seen.verdict.outcome == GO
     return seen.done
 

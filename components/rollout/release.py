@@ -35,7 +35,7 @@ from components.rollout.manifests import (
     weights,
     with_traffic,
 )
-from components.rollout.observe import Observer, enough_answers, is_compared
+from components.rollout.observe import Observer, enough_answers
 from components.rollout.plan import (
     RELEASE,
     ROLLBACK,
@@ -406,7 +406,7 @@ class Rollout:
             if self._bundle[0] != record.id:
                 self._bundle = (record.id, self._catalogue.bundle(record))
             return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
-        if is_compared(record):
+        if record.is_judged:
             return self._observer.comparison(record, enough_answers(record, self._pace))
         return Observed(done=True)
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
-SECONDS = FiniteRange(0, 1e9)
 
 
 @click.command()
@@ -44,7 +43,7 @@ SECONDS = FiniteRange(0, 1e9)
 @click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
-@click.option("--hold-s", type=SECONDS, help="Time with the old slot ready.  [default: 1800]")
+@click.option("--hold-s", type=FiniteRange(0, 1e9), help="Time with the old slot ready.  [default: 1800]")
 @click.option("--deployer", default="", help="Its name; a Job's pods share one.  [default: host:process]")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
