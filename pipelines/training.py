@@ -139,7 +139,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         else:
             promoted = large(
                 steps.promote_bundle(version=version, dataset=dataset, home=home, params=gate_params, **told),
-                retries=0,
+                retries=0,  # times differ: a version that was refused could pass the second time
             ).outputs["Output"]
         # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.
         large(

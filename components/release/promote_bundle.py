@@ -34,13 +34,7 @@ from components.release.examination import Examine, examine_apart
 from components.release.gate import HEADLINE, Check, compare, enforce, verdict
 from components.release.history import Promotion, check_head, is_head, model_of, next_line, stack, write_head
 from components.release.register_bundle import read_certificates, read_evaluation
-from components.release.registry import (
-    CHALLENGER,
-    CHAMPION,
-    Registry,
-    RegistryRefused,
-    Version,
-)
+from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused, Version
 from components.release.signing import sign
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import is_name
@@ -160,7 +154,7 @@ def rollback(
         registry = Registry(tracking_uri, model_name)
         history = verified_history(registry, root)
         now, versions = registry.alias(CHAMPION), stack(history)
-        if history and history[-1].version == now and _was_killed(registry, root, history[-1]):
+        if history and history[-1].version == now and _was_killed(registry, root, history):
             return _complete(registry, root, history[-1], dry_run)
         if now is not None and not versions:
             if not dry_run:
@@ -183,18 +177,23 @@ def rollback(
     return {**went, "changed": not dry_run}
 
 
-def _was_killed(registry: Registry, home: Path, last: Promotion) -> bool:
-    """Say whether a way back has not ended: in the registry, or in the home that began it."""
-    if last.action == "promote":
+def _was_killed(registry: Registry, home: Path, history: Sequence[Promotion]) -> bool:
+    """Say whether a way back has not ended: in the registry, or in the home that began it.
+
+    Then the home names an earlier champion; one of another registry says nothing.
+    """
+    if (last := history[-1]).action == "promote":
         return False
     if registry.intent() == last:
         return True
     if not is_head(home, model_of(home, registry.tracking_uri, registry.model_name), last):
         return False
     try:
-        return read_champion(home).bundle_id != last.bundle_id
+        pointer = read_champion(home)
     except NoChampion:
         return True
+    promoted = {(line.version, line.bundle_id) for line in history}
+    return (pointer.version, pointer.bundle_id) in promoted - {(last.version, last.bundle_id)}
 
 
 def _complete(registry: Registry, home: Path, last: Promotion, dry_run: bool) -> dict[str, Any]:
@@ -387,7 +386,8 @@ def _signature(
         with _linked(place, home) as copy:
             for name in SIGNATURE_FILES:
                 registry.download(version, copy.parent, name).replace(copy / name)
-            check_signed(copy, trusted, _place(home, before.bundle_id) if before else None)
+            after = _fetch(registry, home, _promoted(registry, before)) if before else None
+            check_signed(copy, trusted, after)
             _take_signatures(copy, place)
     except BundleInvalid as error:
         return verdict("signature", str(error))

@@ -36,6 +36,7 @@ CHALLENGER, CHAMPION = "challenger", "champion"
 REFUSED_TAG, HEALTH_S = "refused", 5.0
 ARTIFACT = "bundle"  # where a bundle lies among its run's artifacts
 STORES = ("mlflow-artifacts:/", "s3://", "gs://")  # of a server's files; the first is the server itself
+CREDENTIALS = {"MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"}  # variables of MLflow's client
 # MLflow is configured through its environment alone, and reads part of it while it is imported.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -223,7 +224,8 @@ class Registry:
             experiment = self._experiment(f"{self.model_name}-steps")
             tags = {"error": error[:5_000]} if error else {}
             run = self._client.create_run(experiment, int(began * 1e3), tags, step)
-            metrics = [Metric(_metric_name(name), value, at, place) for name, value, place in numbers]
+            taken = re.compile(r"[^\w. /-]")  # out of names
+            metrics = [Metric(taken.sub("_", name)[:250], value, at, place) for name, value, place in numbers]
             kept = [Param(name, value[:6_000]) for name, value in params.items()]
             self._client.log_batch(run.info.run_id, metrics, kept)
             self._client.set_terminated(run.info.run_id, "FAILED" if error else "FINISHED")
@@ -364,11 +366,6 @@ def _training_data(tags: Mapping[str, str]) -> Any:
     return DatasetInput(data, [InputTag("mlflow.data.context", "training")])
 
 
-def _metric_name(name: str) -> str:
-    """Return a name that MLflow takes."""
-    return re.sub(r"[^\w. /-]", "_", name)[:250]
-
-
 def is_own_place(uri: str, artifacts: str | None) -> bool:
     """Say whether a run's files lie where its registry keeps files, before anything is opened.
 
@@ -443,7 +440,10 @@ def _ask_health(tracking_uri: str) -> None:
         with urllib.request.urlopen(without_password(tracking_uri).rstrip("/") + "/health", timeout=HEALTH_S):
             pass
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        error.close()
+        # A proxy before the server may want them for this address, too; MLflow's client will send them.
+        given = without_password(tracking_uri) != tracking_uri or CREDENTIALS & os.environ.keys()
+        if error.code in (401, 403) and not given:
             raise RegistryRefused(
                 f"MLflow at {without_password(tracking_uri)} answers {error.code}: give credentials in "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; "

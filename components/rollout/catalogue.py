@@ -16,6 +16,7 @@ from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
+from serving.errors import NoChampion
 
 
 class Versions(Protocol):
@@ -40,7 +41,7 @@ class Versions(Protocol):
         """Make the version the champion."""
 
     def undo(self, record: Release) -> None:
-        """Make the version before it the champion again, if this one is; and refuse it."""
+        """Make the version before it the champion again, if this one is, and refuse it; not one `again`."""
 
 
 class ModelCatalogue:
@@ -92,6 +93,8 @@ class ModelCatalogue:
             NoChampion: there was none.
         """
         result = rollback(self._uri(), self._model, str(self._home), dry_run=True)
+        if not result["version"]:
+            raise NoChampion(f"version {result['previous']} was never promoted: nothing to go back to")
         return result["version"], result["bundle_id"]
 
     def bundle(self, record: Release) -> Path:
@@ -139,12 +142,12 @@ class ModelCatalogue:
 
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused."""
-        registry = self._registry()
+        registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         is_champion = registry.alias(CHAMPION) == record.version
-        if record.kind != ROLLBACK and is_champion and len(registry.history()) > 1:
+        if not keeps and is_champion and len(registry.history()) > 1:
             self._go_back()
         registry.unpoint(CHALLENGER, record.version)
-        if record.kind != ROLLBACK:
+        if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version
                 registry.refuse(record.version, record.reason)
 

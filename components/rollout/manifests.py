@@ -57,7 +57,7 @@ def with_traffic(route: Document, record: Release, mirror_percent: int) -> list[
             one["weight"] = split[one["name"]]
         filters = [one for one in rule.get("filters", ()) if one["type"] != "RequestMirror"]
         port = rule["backendRefs"][0]["port"]
-        if record.mirrored and port == 80:  # gRPC is not mirrored
+        if record.state == SHADOW and port == 80:  # gRPC is not mirrored
             to = {"name": backend(record.canary), "port": port}
             mirror = {"backendRef": to, "percent": mirror_percent}
             filters.append({"type": "RequestMirror", "requestMirror": mirror})

@@ -20,7 +20,7 @@ from components.rollout.manifests import (
     rolled_out,
     service,
 )
-from components.rollout.plan import COMPARED, FULL, Observed, Pace, Release
+from components.rollout.plan import Observed, Pace, Release
 from serving.release.golden import TOLERANCE, GoldenRequest, read_golden
 
 ANSWER_S = 5.0  # of a golden request: the slot has just started
@@ -159,11 +159,6 @@ class Observer:
 def enough_answers(record: Release, pace: Pace) -> int:
     """Return how many answers of each slot a compared state needs."""
     return pace.shadow_answers if record.state == SHADOW else pace.weights[record.weight]
-
-
-def is_compared(record: Release) -> bool:
-    """Say whether the gate compares both slots in this state."""
-    return record.state in COMPARED and record.weight < FULL
 
 
 def _named(golden: GoldenRequest) -> str:

@@ -58,6 +58,7 @@ class Release:
     stable: str  # the slot that has the traffic when it begins
     canary: str
     compared: bool  # there is a stable slot to compare with; else the canary gets all at once
+    again: bool = False  # the stable slot has this bundle, too, for example in pods of an older image
     state: str = "verify"
     weight: int = 0  # of the canary
     since: float = 0.0  # when the state began, seconds since the epoch
@@ -70,9 +71,9 @@ class Release:
     sealed: bool = False  # the alias champion may have moved to it
 
     @property
-    def mirrored(self) -> bool:
-        """Whether a share of the requests goes to the canary, too."""
-        return self.state == "shadow"
+    def is_judged(self) -> bool:
+        """Whether the gate compares both slots in this state."""
+        return self.state in COMPARED and self.weight < FULL
 
     @property
     def active(self) -> bool:
@@ -121,7 +122,7 @@ def _fault(record: Release, seen: Observed, age: float, pace: Pace) -> str:
 
 
 def _is_complete(record: Release, seen: Observed) -> bool:
-    if record.state in COMPARED and record.weight < FULL:
+    if record.is_judged:
         return seen.verdict is not None and seen.verdict.outcome == GO
     return seen.done
 
@@ -161,9 +162,10 @@ def _with_look(record: Release, verdict: GateVerdict) -> tuple[dict[str, Any], .
     return (*(one for one in record.gate if one["at"] != name), look)
 
 
-def to_json(record: Release) -> str:
-    """Return the annotation's text."""
-    return json.dumps(asdict(record), sort_keys=True)
+def to_json(record: Release, before: str | None = None) -> str:
+    """Return the annotation's text; fields of the same release that only a newer deployer knows stay."""
+    held = json.loads(before or "{}")
+    return json.dumps((held if held.get("id") == record.id else {}) | asdict(record), sort_keys=True)
 
 
 def from_json(text: str) -> Release:

@@ -33,8 +33,8 @@ def place_of(bundles: str, bundle_id: str) -> str:
     return f"{bundles.rstrip('/')}/{bundle_id}"
 
 
-def publish_bundle(bundle: Path, place: str) -> int:
-    """Copy a bundle to a URI of s3://, gs:// or file://; return how many files were written.
+def publish_bundle(bundle: Path, place: str) -> None:
+    """Copy a bundle to a URI of s3://, gs:// or file://.
 
     A bundle whose manifest is there is complete. A copy that was stopped is written again.
 
@@ -52,7 +52,6 @@ def publish_bundle(bundle: Path, place: str) -> int:
     manifest = (bundle / MANIFEST).read_bytes()
     signatures = [name for name in SIGNATURE_FILES if (bundle / name).is_file()]
     names = [*sorted(read_manifest(bundle)["files"]), *signatures, MANIFEST]
-    written = 0
     try:
         info = store.get_file_info(f"{root}/{MANIFEST}")
         if info.type != fs.FileType.NotFound:
@@ -69,7 +68,5 @@ def publish_bundle(bundle: Path, place: str) -> int:
                 stream.write((bundle / name).read_bytes())
             if part != target:  # an object store shows an object when it is complete
                 store.move(part, target)
-            written += 1
     except OSError as error:
         raise PlaceUnreachable(f"{place} cannot be written ({str(error)[:200]})") from error
-    return written

@@ -35,7 +35,7 @@ from components.rollout.manifests import (
     weights,
     with_traffic,
 )
-from components.rollout.observe import Observer, enough_answers, is_compared
+from components.rollout.observe import Observer, enough_answers
 from components.rollout.plan import (
     RELEASE,
     ROLLBACK,
@@ -205,7 +205,7 @@ class Rollout:
         ideal = Observed(done=True, verdict=GateVerdict(GO, ""))
         while True:
             rules = with_traffic(route, record, self._pace.mirror_percent)
-            yield f"HTTPRoute {ROUTE}", _changes(route, record, rules)
+            yield f"HTTPRoute {ROUTE}", _changes(route, to_json(record), rules)
             route["spec"]["rules"] = rules
             for slot, found in slots.items():
                 if changes := slot_changes(found, record, slot):
@@ -230,7 +230,7 @@ class Rollout:
         route = self._cluster.get("HTTPRoute", ROUTE)
         split = weights(route)
         stable = max(SLOTS, key=lambda slot: split[slot])
-        is_served = bool(source_of(self._cluster.get("InferenceService", service(stable))))
+        served = source_of(self._cluster.get("InferenceService", service(stable)))
         now = self._now()
         record = Release(
             id=uuid.uuid4().hex[:12],
@@ -240,7 +240,8 @@ class Rollout:
             source=source,
             stable=stable,
             canary=other(stable),
-            compared=is_served and kind == RELEASE,
+            compared=bool(served) and kind == RELEASE,
+            again=served == source,
             since=now,
             beat=now,
             holder=self._holder,
@@ -270,8 +271,8 @@ class Rollout:
         for _ in range(WRITES):
             route = self._own()
             rules = with_traffic(route, record, self._pace.mirror_percent)
-            changes = _changes(route, record, rules)
-            self._sent = to_json(record)
+            self._sent = to_json(record, self._written)
+            changes = _changes(route, self._sent, rules)
             try:
                 self._cluster.patch("HTTPRoute", ROUTE, changes, route["metadata"]["resourceVersion"])
             except Stale:
@@ -405,7 +406,7 @@ class Rollout:
             if self._bundle[0] != record.id:
                 self._bundle = (record.id, self._catalogue.bundle(record))
             return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
-        if is_compared(record):
+        if record.is_judged:
             return self._observer.comparison(record, enough_answers(record, self._pace))
         return Observed(done=True)
 
@@ -424,8 +425,8 @@ def _annotation(route: Document) -> str | None:
     return text
 
 
-def _changes(route: Document, record: Release, rules: list[Document]) -> Document:
-    changes: Document = {"metadata": {"annotations": {ANNOTATION: to_json(record)}}}
+def _changes(route: Document, text: str, rules: list[Document]) -> Document:
+    changes: Document = {"metadata": {"annotations": {ANNOTATION: text}}}
     if rules != route["spec"]["rules"]:
         changes["spec"] = {"rules": rules}
     return changes

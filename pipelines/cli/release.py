@@ -150,7 +150,7 @@ def promote(
     if result["changed"]:
         verb = "is champion now"
     else:
-        verb = "would be compared, nothing was changed" if dry_run else "was it already"
+        verb = "was compared, nothing was changed" if rows else "was champion already"
     context.answer(result, f"{text}version {result['version']} {verb}")
     if dry_run and not all(check["passed"] for check in checks):
         click.get_current_context().exit(1)

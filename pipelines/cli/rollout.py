@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from components.rollout.release import Rollout
 
 WATCH_S = 30.0
-SECONDS = FiniteRange(0, 1e9)
 
 
 @click.command()
@@ -42,11 +41,9 @@ SECONDS = FiniteRange(0, 1e9)
     "--cluster", default="", metavar="URL", help="Kubernetes API.  [default: of `reco up`, or the pod]"
 )
 @click.option("--gateway", default="", metavar="URL", help="For golden requests.  [default: the route's]")
-@click.option("--namespace", default=NAMESPACE, show_default=True, help="Of route and slots.")
 @click.option("--dataset", type=FOLDER, help="Data set of its evaluation.  [default: the runs']")
 @click.option("--key", type=FILE, help="Private key: signs the way back.")
-@click.option("--hold-s", type=SECONDS, help="Time with the old slot ready.  [default: 1800]")
-@click.option("--orphan-s", type=SECONDS, help="Silence of a deployer for --guard.  [default: 300]")
+@click.option("--hold-s", type=FiniteRange(0, 1e9), help="Time with the old slot ready.  [default: 1800]")
 @click.option("--deployer", default="", help="Its name; a Job's pods share one.  [default: host:process]")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished release; without one, start.")
 @click.option("--guard", is_flag=True, help="End a release whose deployer is gone.")
@@ -61,11 +58,9 @@ def release(
     version: str,  # empty: the challenger, or with --resume the unfinished one
     cluster: str,
     gateway: str,
-    namespace: str,
     dataset: Path | None,
     key: Path | None,
     hold_s: float | None,
-    orphan_s: float | None,
     deployer: str,
     resume: bool,
     guard: bool,
@@ -89,10 +84,9 @@ def release(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not (status or guard):  # on-call may look and end a release without the registry
         existing_registry(context.home, tracking_uri)
-    given: dict[str, Any] = {"hold_s": hold_s, "orphan_s": orphan_s}
-    pace = Pace(**{name: seconds for name, seconds in given.items() if seconds is not None})
+    pace = Pace() if hold_s is None else Pace(hold_s=hold_s)
     sends_golden = not any((status, guard, dry_run))
-    where, registry = (cluster, gateway if sends_golden else None, namespace), (tracking_uri, model_name)
+    where, registry = (cluster, gateway if sends_golden else None), (tracking_uri, model_name)
     datasets = [dataset] if dataset else run_datasets(context.home)
     rollout, catalogue = open_rollout(context, *where, datasets, registry, pace, trusted_keys, key, deployer)
     if status:
@@ -129,7 +123,6 @@ def open_rollout(
     context: Context,
     cluster: str,
     gateway: str | None,
-    namespace: str,
     datasets: list[Path],
     registry: tuple[str, str],
     pace: Pace,
@@ -152,7 +145,7 @@ def open_rollout(
     running = read_running(context.home)
     if running is not None and not cluster:
         cluster, gateway = running.cluster, gateway or running.gateway
-    there = Cluster(connect(cluster), namespace)
+    there = Cluster(connect(cluster), NAMESPACE)
     route = there.get("HTTPRoute", ROUTE)
     slot = there.get("InferenceService", service(SLOTS[0]))
     hosts = route["spec"].get("hostnames")
@@ -195,7 +188,7 @@ def roll_back_traffic(
     """
     from components.rollout.plan import Pace
 
-    where = (cluster, gateway or None, NAMESPACE)
+    where = (cluster, gateway or None)
     rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
 

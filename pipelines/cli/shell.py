@@ -62,7 +62,3 @@ main.add_command(ask.try_toy_shop)
 for group in (train, release, rollout, serve, ask, rules, events, watch, bench):
     for command in group.COMMANDS:
         main.add_command(command)
-
-
-if __name__ == "__main__":
-    main(prog_name="reco")

@@ -175,6 +175,8 @@ def _release(shop: Shop) -> dict[str, Any]:
 
 def _roll_back_later(shop: Shop) -> dict[str, Any]:
     found = _release(shop)
+    if found["ended"] != "done":
+        return found  # nothing to roll back
     began = time.monotonic()
     with ThreadPoolExecutor(1) as thread:
         going = thread.submit(shop.rollout().rollback, shop.versions.place)
@@ -220,8 +222,10 @@ def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: P
 def _registry_away(shop: Shop) -> dict[str, Any]:
     (shop.home / "away").touch()
     code = _exit_code(shop, RegistryUnreachable)
-    stayed = shop.seen()
+    state, weight = shop.seen()
     (shop.home / "away").unlink()
+    if state in FINAL:
+        return shop.end()
     patient = replace(shop, pace=replace(shop.pace, hold_s=600.0))
     with ThreadPoolExecutor(2) as threads:
         going = threads.submit(_until_conflict, patient.rollout())
@@ -236,16 +240,16 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
         going.result()
     return {
         "ended": shop.seen()[0],
-        "reason": f"exit code {code} at {stayed[1]} %, resumed to champion {sealed}, rolled back in the hold",
+        "reason": f"exit code {code} at {weight} %, resumed to champion {sealed}, rolled back in the hold",
         "back_s": back_s,
     }
 
 
 def _exit_code(shop: Shop, expected: type[RecoError]) -> int:
-    """Return the exit code of a release that ends with this error; 0: it goes through."""
+    """Return the exit code of a release that ends with this error, or is aborted; 0: it goes through."""
     try:
         shop.rollout().start("2", shop.versions.place)
-    except expected as error:
+    except (expected, Aborted) as error:
         return error.exit_code
     return 0
 
@@ -253,8 +257,10 @@ def _exit_code(shop: Shop, expected: type[RecoError]) -> int:
 def _alias_moved(shop: Shop) -> dict[str, Any]:
     (shop.home / "moved").touch()
     code = _exit_code(shop, Conflict)
-    weight = shop.seen()[1]
+    state, weight = shop.seen()
     (shop.home / "moved").unlink()
+    if state in FINAL:
+        return shop.end()
     record = shop.rollout().rollback(shop.versions.place)
     return {"ended": record.state, "reason": f"exit code {code} at {weight} %, {record.reason}"}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from pipelines.live.ports import page
 
 BETWEEN_S = 2.0  # the two readings
 ANSWER_S = 5.0
@@ -22,8 +23,7 @@ def read_samples(url: str) -> Samples:
     Raises:
         OSError: it cannot be read.
     """
-    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-        text = answer.read().decode()
+    text = page(url, ANSWER_S).decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +22,7 @@ from typing import Any
 import yaml
 
 from monitoring.alerting import SLO, read_slo, rules
-from pipelines.live.ports import answers, free_port
+from pipelines.live.ports import answers, free_port, page
 from pipelines.live.supervisor import until_parent_ends
 
 EXEMPT = "BundleOld"
@@ -67,8 +66,7 @@ class Monitors:
         now, span_s = time.time(), time.monotonic() - self.began
         times = {"start": now - span_s, "end": now, "step": max(span_s / points, SCRAPE_S)}
         asked = urllib.parse.urlencode({"query": query, **times})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query_range?{asked}", timeout=START_S) as answer:
-            result = json.load(answer)["data"]["result"]
+        result = json.loads(page(f"{self.url}/api/v1/query_range?{asked}", START_S))["data"]["result"]
         return {
             ", ".join(row["metric"].values()): [
                 (at - times["start"], float(text)) for at, text in row["values"]

@@ -1,4 +1,4 @@
-"""Ports of this machine -> one that is free now; an address -> whether it answers."""
+"""Ports of this machine -> one that is free now; an address of it -> its page, or why it does not answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import urllib.request
 from feature_repo.errors import CONFLICT, RecoError
 
 ANSWER_S = 2.0  # how long a part may take to answer a check
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without the shell's `http_proxy`
 
 
 class PortInUse(RecoError):
@@ -45,10 +46,16 @@ def claim_port(port: int, option: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def page(url: str, timeout_s: float) -> bytes:
+    """Return what a part of this machine answers; OSError or HTTPException if it does not."""
+    with _DIRECT.open(url, timeout=timeout_s) as answer:
+        return bytes(answer.read())
+
+
 def answers(url: str) -> str:
     """Return the fault of an HTTP endpoint, or an empty text."""
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S):
-            return ""
+        page(url, ANSWER_S)
+        return ""
     except (OSError, http.client.HTTPException) as error:  # or the port of gRPC
         return f"{url}: {getattr(error, 'reason', error)}"

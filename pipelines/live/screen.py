@@ -7,7 +7,6 @@ import json
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipelines.live.ports import page
 from pipelines.live.supervisor import State, tail
 from pipelines.tables import table
 
@@ -37,8 +37,7 @@ class Counted:
     @classmethod
     def read(cls, url: str) -> Counted:
         """Scrape an endpoint; OSError if it does not answer."""
-        with urllib.request.urlopen(f"{url}/metrics", timeout=SCRAPE_S) as answer:
-            text = answer.read().decode()
+        text = page(f"{url}/metrics", SCRAPE_S).decode()
         found = cls(time.monotonic())
         for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
             if sample.name == "reco_responses_total":

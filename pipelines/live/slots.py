@@ -121,6 +121,8 @@ class Slots:
     def _reconcile(self, slot: str) -> None:
         found = self._objects.get(("inferenceservices", NAMESPACE, service(slot)))
         pods, source = self._pods[slot], source_of(found)
+        if not source:
+            self._failed.pop(slot, None)  # filled again, it starts again
         for pod in list(pods):
             self._look_at(slot, pod, found)
         newest = [pod for pod in pods if pod.found["spec"] == found["spec"]] if source else []

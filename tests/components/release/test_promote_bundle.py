@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,18 @@ def test_a_rollback_after_that_of_another_home_goes_one_further(world: World, tm
     (tmp_path / "laptop").mkdir()
     assert rollback(world.uri, NAME, str(tmp_path / "laptop"))["version"] == "2"
     assert world.rollback()["version"] == "1"
+
+
+def test_a_rollback_after_a_promotion_in_another_registry_goes_one_further(
+    world: World, tmp_path: Path
+) -> None:
+    world.promote_all(3)
+    assert world.rollback()["version"] == "2"
+    other = f"sqlite:///{tmp_path}/another/mlflow.db"
+    register_bundle(world.evaluated("other"), other, NAME)
+    promote_bundle("challenger", [world.dataset], other, NAME, str(world.home), examine=as_planned)
+    assert world.rollback()["version"] == "1"
+    assert read_champion(world.home).version == world.registry.alias("champion") == "1"
 
 
 def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(world: World) -> None:
@@ -475,8 +487,9 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
 
     world.register("two", 0.17)
     sign_version("2", datetime(2026, 11, 1, tzinfo=UTC))
-    with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
-        world.promote(trusted_keys=trusted)
+    for home in (world.home, tmp_path / "ci"):  # another one has no copy of the champion
+        with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
+            replace(world, home=home).promote(trusted_keys=trusted)
     sign_version("2", datetime(2026, 11, 3, tzinfo=UTC))
     world.promote(trusted_keys=trusted)
 

@@ -66,6 +66,15 @@ def test_a_server_that_wants_credentials_says_which() -> None:
 
 
 @pytest.mark.slow
+def test_a_proxy_that_wants_credentials_for_every_address_gets_those_that_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    with http_answers(lambda path: (401, b"") if path == "/health" else (200, b"{}")) as url:
+        assert Registry(url, "recommender").versions() == []
+
+
+@pytest.mark.slow
 def test_versions_aliases_and_history(registry: Registry, tmp_path: Path) -> None:
     assert registry.versions() == []
     assert registry.alias("champion") is None

@@ -13,6 +13,7 @@ from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.release.signing import sign
 from components.rollout.catalogue import ModelCatalogue
+from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
 from tests.components.conftest import as_planned
@@ -47,6 +48,9 @@ def test_a_version_is_checked_published_sealed_and_undone(
         assert registry.alias("champion") == number
     assert [line.action for line in registry.history()] == ["promote", "promote"]
     assert catalogue.previous() == (records[0].version, records[0].bundle_id)
+    catalogue.undo(replace(records[1], again=True))
+    assert registry.alias("champion") == records[1].version, "the old pods have this bundle, too"
+    assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "2").tags
     for _ in range(2):
         catalogue.undo(records[1])
     assert read_champion(home).version == records[0].version
@@ -63,6 +67,14 @@ def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
         number, bundle_id = catalogue.find("challenger")
         catalogue.seal(replace(RECORD, version=number, bundle_id=bundle_id))
         assert catalogue.challenger() is None
+
+
+def test_an_alias_that_was_set_by_hand_before_any_promotion_gives_no_way_back(
+    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    registry.point("champion", register_bundle(evaluated("one"), uri, "recommender"))
+    with pytest.raises(NoChampion, match="version 1 was never promoted"):
+        catalogue.previous()
 
 
 def test_a_worse_version_is_refused_before_any_pod_loads_it(

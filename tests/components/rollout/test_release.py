@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import threading
 import time
 from pathlib import Path
@@ -303,6 +304,19 @@ def test_a_job_goes_on_with_its_own_version_alone(cluster: ToyCluster) -> None:
     assert cluster.rollout("job-2").resume("challenger").state == "done"
 
 
+def test_an_older_deployer_keeps_what_a_newer_one_wrote_into_the_record(cluster: ToyCluster) -> None:
+    def record() -> dict[str, Any]:
+        return dict(json.loads(cluster.route()["metadata"]["annotations"]["reco.dev/release"]))
+
+    die_at(cluster, 25)
+    noted = {"metadata": {"annotations": {"reco.dev/release": json.dumps(record() | {"newer": 1})}}}
+    cluster.objects.merge(("httproutes", "checkout", "checkout"), noted)
+    cluster.rollout("job-1").resume("2")
+    assert (record()["state"], record()["newer"]) == ("done", 1)
+    cluster.release("3")
+    assert "newer" not in record(), "it was of another release"
+
+
 def test_after_the_seal_the_lost_alias_still_means_the_sealed_version(cluster: ToyCluster) -> None:
     die_at(cluster, 100)
     cluster.now += 61.0
@@ -525,6 +539,15 @@ def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_po
     assert cluster.state() == before
     cluster.now += 301.0
     assert cluster.rollout("job-1").resume("2").state == "done"
+
+
+def test_a_champion_whose_new_pods_are_refused_stays_champion(cluster: ToyCluster) -> None:
+    """As with another image: the old pods have the same bundle, and keep the traffic."""
+    cluster.stuck = True
+    with pytest.raises(Aborted):
+        cluster.release("1")
+    assert cluster.catalogue.champions == ["1"]
+    assert slots(cluster) == {"blue": "s3://bundles/b1", "green": ""}
 
 
 def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: ToyCluster) -> None:

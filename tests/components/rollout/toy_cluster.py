@@ -91,7 +91,7 @@ class ToyCatalogue:
 
     def undo(self, record: Release) -> None:
         self._ask("undo")
-        if record.kind == "release" and self.champions[-1] == record.version:
+        if record.kind == "release" and not record.again and self.champions[-1] == record.version:
             self.champions.pop()
             self._wrote()
         if record.version not in self.refused:

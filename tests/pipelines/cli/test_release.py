@@ -89,6 +89,7 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     assert "promote 2026-01-01T00:00:00Z  the first" in shown
     assert "train_ranker dcn_v2  aaaaaaaa  its weights  0.2500" in shown
     assert "|" not in shown
+    assert "version 1 was champion already" in reco(tmp_path, "promote", "champion", "--dry-run").output
     before = ["--home", str(tmp_path), "champion"]
     assert reco(tmp_path / "elsewhere", "models", *before).output == shown, "an option counts at each place"
     registry.add(tmp_path / "bundle", {"bundle_id": "b2"}, {}, {})

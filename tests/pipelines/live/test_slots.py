@@ -16,7 +16,8 @@ from serving.settings import Settings
 from tests.chaos.procs import eventually
 
 pytestmark = pytest.mark.slow
-# Ready at once, unless its bundle is called `broken`. It takes a moment to end, and then leaves a file.
+# Ready at once, unless its bundle is called `broken` and its home holds no file `mended`. It takes a moment
+# to end, and then leaves a file.
 ENDPOINT = """
 import http.server, os, pathlib, signal, sys, time
 def end(*_):
@@ -24,7 +25,7 @@ def end(*_):
     pathlib.Path(os.environ["RECO_HOME"], os.environ["RECO_HTTP_PORT"] + ".ended").touch()
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
-if sys.argv[2].endswith("broken"):
+if sys.argv[2].endswith("broken") and not pathlib.Path(os.environ["RECO_HOME"], "mended").exists():
     sys.exit("golden request 3 is wrong")
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -90,11 +91,18 @@ def test_a_slot_is_filled_changed_and_parked(objects: Objects, tmp_path: Path) -
     eventually(lambda: not pods(objects) and not deployment(objects))
 
 
-def test_a_process_that_does_not_start_ends_the_rollout_with_its_last_words(objects: Objects) -> None:
+def test_a_process_that_does_not_start_ends_the_rollout_and_is_tried_again_after_parking(
+    objects: Objects, tmp_path: Path
+) -> None:
     fill(objects, "file:///store/broken")
     found = eventually(lambda: deployment(objects).get("status", {}).get("conditions"))
     assert found == [{"type": "Progressing", "status": "False", "message": "golden request 3 is wrong"}]
     assert pods(objects) == []
+    (tmp_path / "mended").touch()
+    fill(objects, "file:///store/broken", stop="true")
+    eventually(lambda: not deployment(objects))
+    fill(objects, "file:///store/broken")
+    eventually(lambda: pods(objects))
 
 
 def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> None:
