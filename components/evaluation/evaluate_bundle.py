@@ -189,8 +189,9 @@ def _evaluate_beside(
     bundle = load_bundle(bundle_path)
     cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
-    tally, _ = serve(bundle, frozen)
     counts = Nightly(bundle, purchases)
+    # The bundle's own counts may be later: a champion is refreshed each night.
+    tally, _ = serve(replace(bundle, statistics=counts.statistics[0]), frozen)
     return tally, _source_recall(bundle, tasks, counts), _cold(bundle, items, purchases, tasks)
 
 
