@@ -267,11 +267,10 @@ def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: P
     in_window = (purchases.at >= start) & (purchases.at < end)
     sold = purchases.item_ids[np.unique(purchases.item[in_window])]
     unknown = data.items[data.items["item_id"].isin(set(sold.tolist()) - set(bundle.statistics.code_of))]
-    columns = [name for name in ("item_id", *LEVELS, "price") if name in unknown]
-    extend_index(bundle.path, retriever, folder, unknown[columns].reset_index(drop=True), [])
+    extend_index(bundle.path, retriever, folder, unknown[["item_id", *LEVELS]].reset_index(drop=True), [])
     extended = load_bundle(folder)
     recommender = Recommender(extended, MemoryStore())
-    first_new = extended.statistics.known_items
+    first_new = len(bundle.statistics.item_ids)  # others may have joined before
     tasks = read_tasks(purchases, extended.statistics, start, end).hidden
     asked = sample([task for task in tasks if (task.hidden >= first_new).any()])
     lines = retrieved = shown = 0

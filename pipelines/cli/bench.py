@@ -159,8 +159,9 @@ def bench_quality(context: Context, out: Path, data: str, ceiling: bool) -> Any:
     Also two stages against the ranker over the whole catalogue, and items that are new after the cut.
     """
     from pipelines.bench.quality import bench_quality as measure
+    from pipelines.cli.release import champions_retriever
 
-    retriever = evaluated_run(context.home).artifacts("train-retriever") / "checkpoint"
+    retriever = champions_retriever(context)
     return measure(_bundle(context), _dataset(context, data), retriever, out, ceiling)
 
 
