@@ -254,7 +254,9 @@ def _areas(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
 
 
 def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: Path) -> dict[str, Any]:
-    """Return how often items that first sold after the cut are found, once `reco extend` has added them.
+    """Return how often items that the catalogue lacks are found, once `reco extend` has added them.
+
+    They were sold fewer than MIN_BASKETS times before the cut, or not at all.
 
     Args:
         bundle: it does not know them.

@@ -1,4 +1,4 @@
-"""A champion and published methods -> one table on the same test baskets: `peers.json` and `peers.md`."""
+"""A run's bundle and published methods -> one table on the same test baskets: `peers.json` and `peers.md`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TunedPeer:
 
 
 def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | None = None) -> dict[str, Any]:
-    """Fit, tune and judge every peer beside the champion's path; write the two files.
+    """Fit, tune and judge every peer beside the path of the run's bundle; write the two files.
 
     Parameters are chosen by NDCG@10 on the four weeks before the cut, with a fit on what lies before those.
     Then each peer is fitted until the cut and asked once on the test weeks, over the whole catalogue.
