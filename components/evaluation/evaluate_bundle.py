@@ -162,16 +162,18 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     return results, records
 
 
-def tasks_after(purchases: Purchases, statistics: Statistics, start: pd.Timestamp) -> Tasks:
-    """Return the test baskets of the five weeks after a cut.
+def tasks_after(
+    purchases: Purchases, statistics: Statistics, start: pd.Timestamp, window: pd.Timedelta = TEST_WINDOW
+) -> Tasks:
+    """Return the test baskets of the weeks after a cut.
 
     Raises:
         ValueError: none of them can be asked.
     """
-    found = read_tasks(purchases, statistics, *window_s(start))
+    found = read_tasks(purchases, statistics, start.timestamp(), (start + window).timestamp())
     if not found.hidden:
         raise ValueError(
-            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {start + TEST_WINDOW}: "
+            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {start + window}: "
             "choose an earlier --train-until, so that some weeks are left to test on"
         )
     return found

@@ -12,10 +12,10 @@ import pandas as pd
 
 from components.data.examples import RankerExamples
 from components.data.fit_statistics import Purchases
-from components.evaluation.evaluate_bundle import prepared_tasks
+from components.evaluation.evaluate_bundle import prepared_tasks, tasks_after
 from components.evaluation.metrics import Bootstrap, Tally
 from components.evaluation.nightly import TEST_WINDOW, Nightly
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.protocol import Task
 from components.progress import with_progress
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
 from serving.release.bundle import Bundle, RankingSettings
@@ -80,10 +80,7 @@ def read_judged_lists(
     Raises:
         ValueError: there is no such basket.
     """
-    end = start + window
-    tasks = read_tasks(purchases, bundle.statistics, start.timestamp(), end.timestamp()).hidden
-    if not tasks:
-        raise ValueError(f"no test basket from {start} to {end}: choose another --train-until")
+    tasks = tasks_after(purchases, bundle.statistics, start, window).hidden
     most = len(tasks) * bundle.settings.quotas.total
     dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
     categorical = np.empty((most, len(CATEGORICAL)), np.int32)

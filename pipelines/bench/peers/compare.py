@@ -17,7 +17,7 @@ import pandas as pd
 from components.data.fit_statistics import purchases_of
 from components.evaluation.evaluate_bundle import as_known, tasks_after
 from components.evaluation.metrics import METRICS, Bootstrap, Tally, ratios, summary
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.protocol import Task
 from components.measurement import machine_state
 from components.ranker.scoring import OnnxRanker
 from components.ranker.train_ranker import train_ranker
@@ -74,12 +74,11 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
     cut = pd.Timestamp(bundle.manifest["cut"])
     start = cut - VALIDATION
     known, early = purchases.before(cut), purchases.before(start)
-    validation = sample(
-        read_tasks(known, statistics, start.timestamp(), cut.timestamp()).hidden, VALIDATION_TASKS
-    )
+    validation = sample(tasks_after(known, statistics, start, VALIDATION).hidden, VALIDATION_TASKS)
     chosen: dict[str, TunedPeer] = {}
     tried: list[dict[str, Any]] = []
-    earlier, seen = as_known(bundle, data.items, early, start).statistics, read_seen(early, statistics)
+    earlier = as_known(bundle, data.items, early, start).statistics
+    seen = read_seen(early, statistics)
     for name, peer in (PEERS if peers is None else peers).items():
         chosen |= _choose(name, peer, seen, validation, earlier, tried)
     tasks = tasks_after(purchases, statistics, cut).hidden
