@@ -224,7 +224,7 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         _show(recommender, prepared, scores, task, tallies[names[0]])
-        missing = np.setdiff1d(task.hidden[task.hidden >= 0], codes)
+        missing = np.setdiff1d(task.hidden, codes)
         dense, categorical = model_inputs(Rows(prepared.query, missing))
         more = recommender.rank(dense, categorical) if len(missing) else scores[:0]
         ranked = (

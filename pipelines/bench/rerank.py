@@ -31,10 +31,7 @@ from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import change, machine_line, metric_title, table, write_report
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
-from serving.stages.reranking import (
-    UNBOUNDED,
-    of_new_manufacturers,
-)
+from serving.stages.reranking import UNBOUNDED, of_new_manufacturers
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +40,7 @@ VALIDATION = pd.Timedelta(weeks=4)  # before the cut
 MOST_LOST = 0.003  # of NDCG@10, at most
 NOVELTIES = (0.2, 0.4, 0.8)
 LOSSES = (0.0025, 0.005, 0.01, 0.02, UNBOUNDED)
-SLOTS: tuple[tuple[int, ...], ...] = (
-    *((10,), (9, 10), (8, 9, 10), (6, 7, 8, 9, 10)),
-    tuple(range(1, 11)),
-)
+SLOTS: tuple[tuple[int, ...], ...] = ((10,), (9, 10), (8, 9, 10), (6, 7, 8, 9, 10), tuple(range(1, 11)))
 METRICS = (
     "ndcg_at_10",
     "recall_at_10",
