@@ -231,7 +231,7 @@ def build_examples(
         starts = [base.timestamp() for base in bases]
         shares = np.array_split(users, SHARES)
         own = (seen.where(np.isin(seen.user, share)) for share in shares)
-        build = partial(_build_share, statistics, windows, starts, end.timestamp(), settings)
+        build = partial(_build_share, statistics, windows, starts, settings)
         parts = list(with_progress(run(build, own, shares), SHARES, "shares of the shoppers"))
     retriever = _joined([part[0] for part in parts])
     train = _joined([part[1] for part in parts])
@@ -298,7 +298,6 @@ def _build_share(
     statistics_path: Path,
     windows_path: Path,
     starts: list[float],
-    end_s: float,
     params: ExampleParams,
     seen: Purchases,
     users: np.ndarray,
@@ -323,7 +322,7 @@ def _build_share(
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
         window = _window_at(basket.at, starts)
-        if window is None or basket.at >= end_s:
+        if window is None:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
         asked = [(windows[window].user(basket), False)] * (1 if calibrates else params.masks)
@@ -452,9 +451,7 @@ def _ranker_list(
             return None
         others = rng.permutation(np.flatnonzero(~label))
         ignored = np.isin(candidates[others], shown)
-        ignored &= (
-            np.cumsum(ignored) <= negatives // 2
-        )  # the rest stays what serving ranks: whatever is found
+        ignored &= np.cumsum(ignored) <= negatives // 2  # the other half is drawn from all, as serving ranks
         others = others[np.argsort(~ignored, kind="stable")][:negatives]
         keep = np.sort(np.r_[np.flatnonzero(label), others])
         candidates, label = candidates[keep], label[keep]

@@ -205,7 +205,7 @@ def fit(
 ) -> Statistics:
     """Return the statistics of the purchases `seen`, all of which happened before `cut`.
 
-    The catalogue is every item with MIN_BASKETS purchases, or the sorted `catalogue_ids` if given.
+    The catalogue is every item with MIN_BASKETS purchases, or `catalogue_ids` if given.
     """
     seen = seen.where(seen.counts)
     pairs = np.unique(seen.basket * len(seen.item_ids) + seen.item)

@@ -162,16 +162,18 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     return results, records
 
 
-def tasks_after(purchases: Purchases, statistics: Statistics, start: pd.Timestamp) -> Tasks:
-    """Return the test baskets of the five weeks after a cut.
+def tasks_after(
+    purchases: Purchases, statistics: Statistics, start: pd.Timestamp, window: pd.Timedelta = TEST_WINDOW
+) -> Tasks:
+    """Return the test baskets of the weeks after a cut.
 
     Raises:
         ValueError: none of them can be asked.
     """
-    found = read_tasks(purchases, statistics, *window_s(start))
+    found = read_tasks(purchases, statistics, start.timestamp(), (start + window).timestamp())
     if not found.hidden:
         raise ValueError(
-            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {start + TEST_WINDOW}: "
+            f"no basket of {MIN_BASKET_ITEMS} catalogue items between {start} and {start + window}: "
             "choose an earlier --train-until, so that some weeks are left to test on"
         )
     return found
@@ -189,8 +191,9 @@ def _evaluate_beside(
     bundle = load_bundle(bundle_path)
     cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
-    tally, _ = serve(bundle, frozen)
     counts = Nightly(bundle, purchases)
+    # The bundle's own counts may be later: a champion is refreshed each night.
+    tally, _ = serve(replace(bundle, statistics=counts.statistics[0]), frozen)
     return tally, _source_recall(bundle, tasks, counts), _cold(bundle, items, purchases, tasks)
 
 
@@ -323,22 +326,13 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     them would flatter the score by a seventh). The models' weights are shared; they hold no user id.
     """
     cut = pd.Timestamp(bundle.manifest["cut"])
-    # An item that only forgotten users bought is in the catalogue, and in no purchase.
-    ids = np.union1d(purchases.item_ids, np.asarray(bundle.statistics.item_ids))
-    purchases = replace(
-        purchases, item_ids=ids, item=np.searchsorted(ids, purchases.item_ids)[purchases.item]
-    )
     cold = np.random.default_rng(PROTOCOL_SEED).random(len(purchases.user_ids)) < COLD_RATIO
     seen = purchases.before(cut)
     warm = seen.where(~cold[seen.user])
     chosen = [task for task in tasks if cold[task.user]]
     if not chosen or not np.isin(warm.item_ids[warm.item], bundle.statistics.item_ids).any():
         return {}
-    vocabulary = read_vocabulary(bundle.path / "statistics")
-    statistics = fit(
-        warm, items.set_index("item_id"), vocabulary, cut, np.asarray(bundle.statistics.item_ids)
-    )
-    stranger = replace(bundle, statistics=statistics)
+    stranger = as_known(bundle, items, warm, cut)
     counts = Nightly(stranger, purchases.where(~cold[purchases.user]))
     boot = Bootstrap([task.user_id for task in chosen])
     shapes: dict[str, Callable[[Task], UserEvents]] = {
@@ -350,8 +344,22 @@ def _cold(bundle: Bundle, items: pd.DataFrame, purchases: Purchases, tasks: list
     for name, shape in shapes.items():
         asked = [replace(task, history=shape(task)) for task in chosen]
         tally, _ = serve(stranger, asked, counts)
-        results[name] = summary(tally, boot, len(statistics.item_ids))
+        results[name] = summary(tally, boot, len(stranger.statistics.item_ids))
     return results
+
+
+def as_known(bundle: Bundle, items: pd.DataFrame, seen: Purchases, moment: pd.Timestamp) -> Bundle:
+    """Return a bundle whose tables are fitted on the purchases `seen` before a moment; the models stay.
+
+    Its catalogue stays, too. An item of it may be in no purchase: its buyers were forgotten, or it was not
+    sold yet. The models still do not know items that joined after the training.
+    """
+    catalogue = np.asarray(bundle.statistics.item_ids)
+    ids = np.union1d(seen.item_ids, catalogue)
+    seen = replace(seen, item_ids=ids, item=np.searchsorted(ids, seen.item_ids)[seen.item])
+    vocabulary = read_vocabulary(bundle.path / "statistics")
+    fitted = fit(seen, items.set_index("item_id"), vocabulary, moment, catalogue)
+    return replace(bundle, statistics=replace(fitted, new_items=bundle.statistics.new_items))
 
 
 def _reference_events(data: Dataset, cut: pd.Timestamp) -> pa.Table:

@@ -28,7 +28,7 @@ class Nightly:
         fresh = fresh_by_day(
             purchases, statistics.item_ids, statistics.categorical[:, 0], self._start, TEST_WINDOW.days
         )
-        self._statistics = [statistics.as_of(day) for day in fresh]
+        self.statistics = [statistics.as_of(day) for day in fresh]  # of each day, the first as at the start
         self._recommenders: dict[tuple[Recommender, int], Recommender] = {}
 
     def recommender(self, recommender: Recommender, at: float) -> Recommender:
@@ -36,7 +36,7 @@ class Nightly:
         day = int((at - self._start) // DAY_S)
         if (recommender, day) not in self._recommenders:
             bundle = copy(recommender.bundle)
-            object.__setattr__(bundle, "statistics", self._statistics[day])
+            object.__setattr__(bundle, "statistics", self.statistics[day])
             other = copy(recommender)
             other.bundle = bundle
             self._recommenders[recommender, day] = other

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from components.data.examples import RankerExamples
-from components.models.ranker import CANDIDATE, FLAT, Shape
+from components.models.ranker import FLAT, Shape
 from components.progress import with_progress
 
 OPSET = 20
@@ -23,8 +23,6 @@ class GradientBoosting:
     (NeurIPS 2017). Item ids are left out: a tree would memorise them. Categorical inputs go in as numbers,
     so that the exported graph needs comparisons only.
     """
-
-    uses = CANDIDATE
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, looked_up, mlp, tables
+from feature_repo.schema import HISTORY_LENGTH
 
 
 class SequenceRanker(Ranker):
@@ -19,18 +20,12 @@ class SequenceRanker(Ranker):
     uses = CANDIDATE + QUERY
 
     def __init__(
-        self,
-        shape: Shape,
-        length: int = 64,
-        dim: int = 24,
-        hidden: int = 128,
-        heads: int = 2,
-        dropout: float = 0.0,
+        self, shape: Shape, dim: int = 24, hidden: int = 128, heads: int = 2, dropout: float = 0.0
     ) -> None:
-        """Take the shape, the history's length, the items' dimension and the layers' width."""
+        """Take the shape, the items' dimension, the layers' width and how many heads attend."""
         super().__init__(shape)
         self.items = nn.Embedding(shape.cardinality[0], dim)
-        self.position = nn.Embedding(length, dim)
+        self.position = nn.Embedding(HISTORY_LENGTH, dim)
         self.weight = nn.Linear(1, dim)
         for table in (self.items, self.position):
             nn.init.normal_(table.weight, std=0.05)
@@ -46,7 +41,7 @@ class SequenceRanker(Ranker):
         tokens = tokens + self.weight(inputs.history_weight[..., None])
         empty = inputs.history == 0
         empty = torch.cat([torch.zeros_like(empty[:, :1]), empty[:, 1:]], dim=1)  # attention needs one token
-        encoded = self.encoder(tokens, src_key_padding_mask=empty)  # (q, length, dim)
+        encoded = self.encoder(tokens, src_key_padding_mask=empty)  # (q, HISTORY_LENGTH, dim)
         codes = inputs.categorical
         asked = self.items(codes[..., 0])  # (q, m, dim)
         scores = asked @ encoded.transpose(1, 2) / asked.shape[2] ** 0.5

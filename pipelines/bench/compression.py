@@ -74,7 +74,7 @@ def bench_compression(line: TrainingLine, out_dir: Path) -> dict[str, Any]:
 def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     before = machine_state()
     # An incomplete part is refused before a quarter of an hour of work.
-    student, _, compiled = (read_ranker(path) for path in (line.student, line.pruned, line.compiled))
+    student, *_ = [read_ranker(path) for path in (line.student, line.pruned, line.compiled)]
     bundle = load_bundle(line.bundle)
     purchases, cut = purchases_of(read_dataset(line.dataset).events), pd.Timestamp(bundle.manifest["cut"])
     lists = read_judged_lists(bundle, purchases, scratch, cut)
@@ -95,7 +95,6 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
     arms["served"] = line.compiled
     results = _judge(line, bundle, lists, arms, teachers)
     results["sha256_of_export"] = _exported_again(line, scratch / "again")
-    results["certificates"] = compiled.certificates
     results = write_report(out_dir, "compression", results, compression_table, before)
     draw_compression(results, out_dir / "compression-bytes.png")
     return results

@@ -224,7 +224,7 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
         _show(recommender, prepared, scores, task, tallies[names[0]])
-        missing = np.setdiff1d(task.hidden[task.hidden >= 0], codes)
+        missing = np.setdiff1d(task.hidden, codes)
         dense, categorical = model_inputs(Rows(prepared.query, missing))
         more = recommender.rank(dense, categorical) if len(missing) else scores[:0]
         ranked = (
@@ -254,7 +254,9 @@ def _areas(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
 
 
 def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: Path) -> dict[str, Any]:
-    """Return how often items that first sold after the cut are found, once `reco extend` has added them.
+    """Return how often items that the catalogue lacks are found, once `reco extend` has added them.
+
+    They were sold fewer than MIN_BASKETS times before the cut, or not at all.
 
     Args:
         bundle: it does not know them.
@@ -267,11 +269,10 @@ def evaluate_new_items(bundle: Bundle, retriever: Path, data: Dataset, folder: P
     in_window = (purchases.at >= start) & (purchases.at < end)
     sold = purchases.item_ids[np.unique(purchases.item[in_window])]
     unknown = data.items[data.items["item_id"].isin(set(sold.tolist()) - set(bundle.statistics.code_of))]
-    columns = [name for name in ("item_id", *LEVELS, "price") if name in unknown]
-    extend_index(bundle.path, retriever, folder, unknown[columns].reset_index(drop=True), [])
+    extend_index(bundle.path, retriever, folder, unknown[["item_id", *LEVELS]].reset_index(drop=True), [])
     extended = load_bundle(folder)
     recommender = Recommender(extended, MemoryStore())
-    first_new = extended.statistics.known_items
+    first_new = len(bundle.statistics.item_ids)  # others may have joined before
     tasks = read_tasks(purchases, extended.statistics, start, end).hidden
     asked = sample([task for task in tasks if (task.hidden >= first_new).any()])
     lines = retrieved = shown = 0

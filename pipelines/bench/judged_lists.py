@@ -12,10 +12,10 @@ import pandas as pd
 
 from components.data.examples import RankerExamples
 from components.data.fit_statistics import Purchases
-from components.evaluation.evaluate_bundle import prepared_tasks
+from components.evaluation.evaluate_bundle import prepared_tasks, tasks_after
 from components.evaluation.metrics import Bootstrap, Tally
 from components.evaluation.nightly import TEST_WINDOW, Nightly
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.protocol import Task
 from components.progress import with_progress
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs
 from serving.release.bundle import Bundle, RankingSettings
@@ -29,15 +29,10 @@ class JudgedLists:
 
     tasks: list[Task]
     examples: RankerExamples
+    codes: np.ndarray  # (rows,) of the candidates; rankers see a 0 for items that joined after the training
     bought: np.ndarray  # (rows,) bool, candidates that the shopper has bought before
     bundle: Bundle
     bootstrap: Bootstrap
-
-    @property
-    def codes(self) -> np.ndarray:
-        """The candidates' codes, (rows,)."""
-        codes: np.ndarray = self.examples.categorical[:, 0] - 1
-        return codes
 
     def shown(self, scores: np.ndarray, settings: RankingSettings, k: int) -> Iterator[np.ndarray]:
         """Yield for each task the rows of its list, best first, as a bundle with these settings shows it.
@@ -85,14 +80,11 @@ def read_judged_lists(
     Raises:
         ValueError: there is no such basket.
     """
-    end = start + window
-    tasks = read_tasks(purchases, bundle.statistics, start.timestamp(), end.timestamp()).hidden
-    if not tasks:
-        raise ValueError(f"no test basket from {start} to {end}: choose another --train-until")
+    tasks = tasks_after(purchases, bundle.statistics, start, window).hidden
     most = len(tasks) * bundle.settings.quotas.total
     dense = np.lib.format.open_memmap(scratch / "dense.npy", "w+", np.float32, (most, len(DENSE_NAMES)))
     categorical = np.empty((most, len(CATEGORICAL)), np.int32)
-    label, bought = np.empty(most, np.int8), np.empty(most, np.bool_)
+    codes, label, bought = np.empty(most, np.int32), np.empty(most, np.int8), np.empty(most, np.bool_)
     history = np.zeros((len(tasks), HISTORY_LENGTH), np.int32)
     weight = np.zeros((len(tasks), HISTORY_LENGTH), np.float16)
     basket = np.zeros((len(tasks), BASKET_LENGTH), np.int32)
@@ -101,8 +93,9 @@ def read_judged_lists(
     for i, (task, prepared) in enumerate(with_progress(each, len(tasks), "baskets prepared")):
         rows = slice(bounds[-1], bounds[-1] + len(prepared.dense))
         dense[rows], categorical[rows] = prepared.dense, prepared.categorical
-        label[rows] = np.isin(prepared.candidates.codes, task.hidden)
-        bought[rows] = np.isin(prepared.candidates.codes, prepared.query.history.items)
+        codes[rows] = prepared.candidates.codes
+        label[rows] = np.isin(codes[rows], task.hidden)
+        bought[rows] = np.isin(codes[rows], prepared.query.history.items)
         inputs = tower_inputs(prepared.query)
         history[i], weight[i], basket[i] = inputs["history"], inputs["history_weight"], inputs["basket"]
         bounds.append(rows.stop)
@@ -111,4 +104,4 @@ def read_judged_lists(
         dense[every], categorical[every], label[every], np.array(bounds), history, weight, basket
     )
     boot = Bootstrap([task.user_id for task in tasks])
-    return JudgedLists(tasks, examples, bought[every], bundle, boot)
+    return JudgedLists(tasks, examples, codes[every], bought[every], bundle, boot)

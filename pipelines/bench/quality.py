@@ -228,7 +228,8 @@ def _two_stages(found: dict[str, Any]) -> list[str]:
 def _new_items(found: dict[str, Any]) -> list[str]:
     recalls = (fixed(found[name], 4) for name in ("recall_at_500", "recall_at_20"))
     return [
-        "Items that first sold after the cut, added with `reco extend` and not trained on:",
+        "Items that the catalogue lacks, sold fewer than five times before the cut, added with `reco extend` "
+        "and not trained on:",
         "",
         *table(
             ["new items", "baskets", "lines", "found among the candidates", "found in the list of 20"],

@@ -20,21 +20,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from components.data.fit_statistics import Purchases, fit, purchases_of
+from components.data.fit_statistics import Purchases, purchases_of
+from components.evaluation.evaluate_bundle import as_known
 from components.evaluation.metrics import DISCOUNT
 from components.evaluation.nightly import TEST_WINDOW
 from components.measurement import machine_state
 from components.ranker.scoring import OnnxRanker
-from feature_repo.events import Dataset, read_dataset
-from feature_repo.statistics import read_vocabulary
+from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import change, machine_line, metric_title, table, write_report
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
-from serving.stages.reranking import (
-    UNBOUNDED,
-    of_new_manufacturers,
-)
+from serving.stages.reranking import UNBOUNDED, of_new_manufacturers
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +40,7 @@ VALIDATION = pd.Timedelta(weeks=4)  # before the cut
 MOST_LOST = 0.003  # of NDCG@10, at most
 NOVELTIES = (0.2, 0.4, 0.8)
 LOSSES = (0.0025, 0.005, 0.01, 0.02, UNBOUNDED)
-SLOTS: tuple[tuple[int, ...], ...] = (
-    *((10,), (9, 10), (8, 9, 10), (6, 7, 8, 9, 10)),
-    tuple(range(1, 11)),
-)
+SLOTS: tuple[tuple[int, ...], ...] = ((10,), (9, 10), (8, 9, 10), (6, 7, 8, 9, 10), tuple(range(1, 11)))
 METRICS = (
     "ndcg_at_10",
     "recall_at_10",
@@ -82,8 +76,9 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
     before, data = machine_state(), read_dataset(dataset)
     loaded, purchases = load_bundle(bundle), purchases_of(data.events)
     cut, settings = pd.Timestamp(loaded.manifest["cut"]), loaded.settings
-    early = as_known(loaded, data, purchases, cut - VALIDATION)
-    chosen_on, early_scores = scored_lists(early, purchases, cut - VALIDATION, VALIDATION)
+    start = cut - VALIDATION
+    early = as_known(loaded, data.items, purchases.before(start), start)
+    chosen_on, early_scores = scored_lists(early, purchases, start, VALIDATION)
     judged_on, scores = scored_lists(loaded, purchases, cut, TEST_WINDOW)
     served = RerankWeights(**{field.name: getattr(settings, field.name) for field in fields(RerankWeights)})
     log.info("choosing weights on %d baskets", len(chosen_on.tasks))
@@ -103,13 +98,6 @@ def bench_rerank(bundle: Path, dataset: Path, out_dir: Path) -> dict[str, Any]:
         "frontier": [compared(judged_on, scores, weights, off) for weights in frontier(points)],
     }
     return write_report(out_dir, "rerank", figures, rerank_table, before)
-
-
-def as_known(bundle: Bundle, data: Dataset, purchases: Purchases, moment: pd.Timestamp) -> Bundle:
-    """Return a bundle whose tables know only the purchases before a moment; the models stay as they are."""
-    items, ids = data.items.set_index("item_id"), np.asarray(bundle.statistics.item_ids)
-    vocabulary = read_vocabulary(bundle.path / "statistics")
-    return replace(bundle, statistics=fit(purchases.before(moment), items, vocabulary, moment, ids))
 
 
 def scored_lists(

@@ -156,11 +156,12 @@ def bench_features(context: Context, out: Path, data: str, seconds: float, kills
 def bench_quality(context: Context, out: Path, data: str, ceiling: bool) -> Any:
     """Measure the served path beside the baselines.
 
-    Also two stages against the ranker over the whole catalogue, and items that are new after the cut.
+    Also two stages against the ranker over the whole catalogue, and items that the catalogue lacks.
     """
     from pipelines.bench.quality import bench_quality as measure
+    from pipelines.cli.release import champions_retriever
 
-    retriever = evaluated_run(context.home).artifacts("train-retriever") / "checkpoint"
+    retriever = champions_retriever(context)
     return measure(_bundle(context), _dataset(context, data), retriever, out, ceiling)
 
 
@@ -186,7 +187,7 @@ def bench_compression(context: Context, out: Path) -> Any:
 
 @_measures()
 def bench_peers(context: Context, out: Path) -> Any:
-    """Compare published methods with the champion.
+    """Compare published methods with the newest run's bundle.
 
     Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR, SASRec and LightGBM, tuned on the weeks
     before the cut. Takes about an hour.

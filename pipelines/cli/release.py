@@ -283,7 +283,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     removed = [item.strip() for item in remove.split(",") if item.strip()]
     if items is None and not removed:
         raise click.UsageError("nothing to change: give ITEMS.csv, or --remove ID,ID")
-    champion, retriever = read_champion(context.home), _champions_retriever(context)
+    champion, retriever = read_champion(context.home), champions_retriever(context)
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
     folder = context.home / "extended"
     forgotten = Forgotten.load(context.home)
@@ -299,7 +299,12 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     context.answer(document, f"{text}\nsend it through the gate: {command(context.home, 'promote')}")
 
 
-def _champions_retriever(context: Context) -> Path:
+def champions_retriever(context: Context) -> Path:
+    """Return the checkpoint of the towers that the champion, or its ancestor, was made from.
+
+    Raises:
+        UsageError: no run holds it.
+    """
     origin = champions_run(context.home)
     retriever = origin.artifacts("train-retriever") / "checkpoint" if origin else None
     if retriever is None or not retriever.is_dir():
@@ -329,7 +334,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     from components.release.register_bundle import register_bundle
     from components.retriever.refresh_counts import refresh_counts
 
-    champion, retriever = read_champion(context.home), _champions_retriever(context)
+    champion, retriever = read_champion(context.home), champions_retriever(context)
     folder = context.home / "refreshed"
     with (
         locked(context.home / UPDATE_LOCK, "refreshing the champion"),

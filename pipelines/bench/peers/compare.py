@@ -1,4 +1,4 @@
-"""A champion and published methods -> one table on the same test baskets: `peers.json` and `peers.md`."""
+"""A run's bundle and published methods -> one table on the same test baskets: `peers.json` and `peers.md`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import tasks_after
+from components.evaluation.evaluate_bundle import as_known, tasks_after
 from components.evaluation.metrics import METRICS, Bootstrap, Tally, ratios, summary
-from components.evaluation.protocol import Task, read_tasks
+from components.evaluation.protocol import Task
 from components.measurement import machine_state
 from components.ranker.scoring import OnnxRanker
 from components.ranker.train_ranker import train_ranker
@@ -59,7 +59,7 @@ class TunedPeer:
 
 
 def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | None = None) -> dict[str, Any]:
-    """Fit, tune and judge every peer beside the champion's path; write the two files.
+    """Fit, tune and judge every peer beside the path of the run's bundle; write the two files.
 
     Parameters are chosen by NDCG@10 on the four weeks before the cut, with a fit on what lies before those.
     Then each peer is fitted until the cut and asked once on the test weeks, over the whole catalogue.
@@ -73,15 +73,14 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
     purchases, statistics = purchases_of(data.events), bundle.statistics
     cut = pd.Timestamp(bundle.manifest["cut"])
     start = cut - VALIDATION
-    known = purchases.before(cut)
-    validation = sample(
-        read_tasks(known, statistics, start.timestamp(), cut.timestamp()).hidden, VALIDATION_TASKS
-    )
+    known, early = purchases.before(cut), purchases.before(start)
+    validation = sample(tasks_after(known, statistics, start, VALIDATION).hidden, VALIDATION_TASKS)
     chosen: dict[str, TunedPeer] = {}
     tried: list[dict[str, Any]] = []
-    early = read_seen(known.before(start), statistics)
+    earlier = as_known(bundle, data.items, early, start).statistics
+    seen = read_seen(early, statistics)
     for name, peer in (PEERS if peers is None else peers).items():
-        chosen |= _choose(name, peer, early, validation, statistics, tried)
+        chosen |= _choose(name, peer, seen, validation, earlier, tried)
     tasks = tasks_after(purchases, statistics, cut).hidden
     boot = Bootstrap([task.user_id for task in tasks])
     tallies: dict[str, Tally] = {}
@@ -127,7 +126,10 @@ def _choose(
     statistics: Statistics,
     tried: list[dict[str, Any]],
 ) -> dict[str, TunedPeer]:
-    """Return the best arm of a peer alone, and of its mix with the own purchases if it has one."""
+    """Return the best arm of a peer alone, and of its mix with the own purchases if it has one.
+
+    The statistics are as of before the tasks: their best sellers break ties.
+    """
     best: dict[str, tuple[float, TunedPeer]] = {}
     own = fit_personal(seen, 120.0)
     for params in peer.grid:

@@ -235,6 +235,17 @@ def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("some_variants")
+def test_a_tuning_that_diverges_leaves_the_rounded_ranker(fragile: Path, tmp_path: Path) -> None:
+    """The other variants still serve: a release does not end because one of them cannot be tuned."""
+    wild = {**TUNING, "learning_rate": 1e30}
+    quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", wild)
+    row = table_of(tmp_path / "variants")["int4"]
+    assert not row["tuned"]
+    assert row["outside_tolerance"]
+    assert read_ranker(tmp_path / "variants" / "int4").id == row["id"]
+
+
+@pytest.mark.usefixtures("some_variants")
 def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Path) -> None:
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", {"tune_epochs": 0})
     four = table_of(tmp_path / "variants")["int4"]

@@ -5,12 +5,19 @@ import torch
 
 from components.models.ranker import Inputs, Shape
 from components.models.sequence import SequenceRanker
+from components.parameters import read_arguments
+from feature_repo.schema import HISTORY_LENGTH
 
 
 @pytest.fixture
 def model() -> SequenceRanker:
     torch.manual_seed(0)
-    return SequenceRanker(Shape(3, (20, 5, 3, 2)), length=6, dim=8, hidden=16).eval()
+    return SequenceRanker(Shape(3, (20, 5, 3, 2)), dim=8, hidden=16).eval()
+
+
+def padded(history: list[list[float]]) -> torch.Tensor:
+    rows = torch.tensor(history)
+    return torch.nn.functional.pad(rows, (0, HISTORY_LENGTH - rows.shape[1]))
 
 
 @pytest.fixture
@@ -19,10 +26,16 @@ def given() -> Inputs:
     return Inputs(
         torch.rand(2, 4, 3),
         torch.randint(1, 2, (2, 4, 4)) + torch.tensor([3, 0, 0, 0]) * torch.arange(4)[None, :, None],
-        torch.tensor([[3, 5, 7, 0, 0, 0], [9, 0, 0, 0, 0, 0]]),
-        torch.tensor([[1.0, 2.0, 0.5, 0, 0, 0], [1.0, 0, 0, 0, 0, 0]]),
+        padded([[3, 5, 7], [9, 0, 0]]),
+        padded([[1.0, 2.0, 0.5], [1.0, 0, 0]]),
         torch.tensor([[2, 3, 0], [4, 0, 0]]),
     )
+
+
+def test_the_length_of_the_history_is_no_parameter() -> None:
+    """Examples hold HISTORY_LENGTH items: a training with another length would end at its first batch."""
+    with pytest.raises(TypeError, match="SequenceRanker has no parameter 'length'"):
+        read_arguments(SequenceRanker, {"length": 32})
 
 
 def test_padding_is_not_read(model: SequenceRanker, given: Inputs) -> None:

@@ -109,3 +109,7 @@ def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(
     # The week's best sellers hold it from the day after its first sale.
     assert 0.7 < found["recall_at_500"] <= 1.0
     assert 0 <= found["recall_at_20"] <= 1
+    again = evaluate_new_items(
+        load_bundle(tmp_path / "extended"), toy_line / "retriever", changed, tmp_path / "again"
+    )
+    assert (again["items"], again["lines"]) == (0, 0), "that bundle knows the item"

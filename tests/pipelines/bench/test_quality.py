@@ -30,5 +30,6 @@ def test_the_result_files_hold_the_figures(
     ]
     assert f"| NDCG@10 | >= 0.188 | {recorded['served']['ndcg_at_10']:.5f} | yes |" in table
     assert "| a perfect ranker |" in table
+    assert "Items that the catalogue lacks, sold fewer than five times before the cut" in table
     assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.json", "quality.md", "quality.png"]

@@ -51,7 +51,8 @@ def small(toy_line: Path) -> tuple[JudgedLists, np.ndarray]:
     examples = RankerExamples(none, categorical, label, np.array([0, 12, 24]), none, none, none)
     tasks = [task([0, 11], [True, False]), task([1], [True])]
     bought = np.arange(24) % 2 == 0  # the first of each type
-    lists = JudgedLists(tasks, examples, bought, bundle, Bootstrap(["u", "u"]))
+    codes = np.tile(np.arange(12), 2)
+    lists = JudgedLists(tasks, examples, codes, bought, bundle, Bootstrap(["u", "u"]))
     return lists, np.concatenate([np.linspace(0.9, 0.1, 12)] * 2).astype(np.float32)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from pipelines.bench.load.waiting import wait_for
 from pipelines.live.up import reco as program
+from pipelines.run.runs import new_run
+from serving.release.champion import Champion, write_champion
 from tests.pipelines.cli.conftest import reco
 
 
@@ -47,6 +49,34 @@ def test_results_are_written_under_the_home_by_default(
     assert reco(tmp_path, "bench", "drift", "--home", str(tmp_path / "other")).exit_code == 0
     assert reco(tmp_path, "bench", "drift", "--out", "there").exit_code == 0
     assert folders == [tmp_path / "bench", tmp_path / "other" / "bench", Path("there")]
+
+
+def test_new_items_get_vectors_of_the_champions_own_towers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a newer run that the gate refused lie in another space, though they know the same items."""
+    promoted, refused = (new_run(tmp_path, "training", {}, ["promote-bundle"]) for _ in range(2))
+    for run in (promoted, refused):
+        (run.artifacts("train-retriever") / "checkpoint").mkdir(parents=True)
+    promoted.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1", "version": "1"}}
+    promoted.save()
+    evaluated = refused.artifacts("evaluate-bundle") / "evaluated"
+    evaluated.mkdir(parents=True)
+    (evaluated / "manifest.json").touch()
+    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2024-01-01", "2024-01-02"))
+    monkeypatch.setattr("pipelines.cli.bench._dataset", lambda context, data: tmp_path)
+    used: list[Path] = []
+
+    def measure(bundle: Path, data: Path, retriever: Path, out: Path, ceiling: bool) -> dict[str, Any]:
+        out.mkdir(parents=True)
+        (out / "quality.md").touch()
+        used.append(retriever)
+        return {}
+
+    monkeypatch.setattr("pipelines.bench.quality.bench_quality", measure)
+    monkeypatch.setattr("pipelines.cli.bench._bundle", lambda context: tmp_path)
+    assert reco(tmp_path, "bench", "quality").exit_code == 0
+    assert used == [promoted.artifacts("train-retriever") / "checkpoint"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_one_update_of_the_champion_at_a_time(
     shop: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     """Two would build in one folder, and register each other's bundle."""
-    monkeypatch.setattr("pipelines.cli.release._champions_retriever", lambda context: shop)
+    monkeypatch.setattr("pipelines.cli.release.champions_retriever", lambda context: shop)
     with locked(shop / "update.lock", "extending the champion"):
         done = reco(shop, *arguments)
     assert (done.exit_code, "is extending the champion" in done.output) == (4, True), done.output
