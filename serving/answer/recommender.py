@@ -27,8 +27,6 @@ from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.snapshots import USER_TTL_DAYS
 from serving.answer.fallback import best_sellers
 from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
-from serving.answer.fallback import best_sellers
-from serving.answer.presentation import NOTHING_SHOWN, Shown, counting, explained, present
 from serving.cache.answer_cache import HOUR_S, AnswerCache, AnswerKey, answer_key
 from serving.errors import BundleInvalid, DeadlineNear, FeaturesUnavailable, RowInvalid
 from serving.prediction_log import Record, RecordSink
