@@ -15,7 +15,7 @@ import numpy as np
 from monitoring.psi import Codes
 
 FALSE_ALARMS = 0.002  # of a column in a window in which nothing changed
-LEAST_WEEKS = 4  # of the reference: fewer do not show how much weeks differ
+LEAST_WEEKS = 4  # of the reference that hold a value: fewer do not show how much weeks differ
 LEAST_ROWS = 20  # that the window should hold of a level; of rarer ones chance decides
 ODDS = 1.2  # a smaller change of the odds is true perhaps, but needs no action
 PRIOR_WEEKS = 8  # the weight of all levels in the noise of one: nine weeks say little about one level
@@ -49,16 +49,16 @@ def changed_shares(
     Args:
         codes: the column in both windows.
         unit: (rows of the reference,) the unit of each row.
-        week: (rows of the reference,) the week of each row, from 0 on.
+        week: (rows of the reference,) the number of each row's week.
         window_units: in the window under test.
     """
-    known, bins, weeks = codes.reference >= 0, len(codes.labels), int(week.max(initial=-1)) + 1
+    known, bins = codes.reference >= 0, len(codes.labels)
     rows_now = np.bincount(codes.current[codes.current >= 0], minlength=bins)
-    if weeks < LEAST_WEEKS or not known.any() or not rows_now.any():
+    weeks, week = np.unique(week[known], return_inverse=True)
+    if len(weeks) < LEAST_WEEKS or not rows_now.any():
         return ()
-    code, unit, week = codes.reference[known].astype(np.int64), unit[known], week[known]
-    by_week = np.bincount(week * bins + code, minlength=weeks * bins).reshape(weeks, bins)
-    by_week = by_week[by_week.any(axis=1)]
+    code, unit = codes.reference[known].astype(np.int64), unit[known]
+    by_week = np.bincount(week * bins + code, minlength=len(weeks) * bins).reshape(-1, bins)
     expected, found = by_week.sum(0) / by_week.sum(), rows_now / rows_now.sum()
     of_unit = np.bincount(unit).astype(float)  # (units,) rows
     cells, count = np.unique(unit * bins + code, return_counts=True)

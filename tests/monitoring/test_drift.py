@@ -2,7 +2,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +319,17 @@ def test_an_earlier_window_of_the_log_can_be_the_reference(
     path = log(records(1_000, bundle_id, seed=5, price=2))
     verdict = drift_of_log(bundle, path, Window(day(10)), Window(None, day(10)))
     assert (verdict.status, verdict.reference.until) == ("ok", day(10))
+
+
+def test_a_till_with_a_wrong_clock_adds_no_day(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    made = records(240, bundle_id, seed=5)  # five days
+    year_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+    made[0] = replace(made[0], request=replace(made[0].request, at=year_9999))
+    verdict = drift_of_log(bundle, log(made), Window())
+    assert verdict.status == "insufficient_data"
+    assert "on 5 days, a whole week" in verdict.reason
 
 
 def test_fallbacks_are_shown_and_no_reason_to_retrain(
