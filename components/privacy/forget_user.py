@@ -311,7 +311,8 @@ class _Erasure:
                     shutil.rmtree(left, ignore_errors=True)
             for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
                 complete_dataset(part)
-        count, done = 0, {*bundles(self.home), self.settings.prediction_log_dir}
+        logged = files(self.settings.prediction_log_dir, "*.parquet")  # also of mirrored requests
+        count, done = 0, {*bundles(self.home), *(segment.parent for segment in logged)}
         done |= {self.home / "offline_store" / name for name in (EVENTS, USER_VIEW)}
         for folder in [*datasets(self.home)]:
             # A damaged one goes file by file, below.

@@ -73,8 +73,8 @@ def streamed(user: str, number: int, at: float = NOW) -> Any:
     return parse_event(user.encode(), json.dumps(said).encode(), time.time())
 
 
-def logged(home: Path, *records: tuple[str, float]) -> None:
-    log = PredictionLog(home / "prediction_log", ("count",), segment_records=4, poll_s=0.01)
+def logged(folder: Path, *records: tuple[str, float]) -> None:
+    log = PredictionLog(folder, ("count",), segment_records=4, poll_s=0.01)
     for number, (user, at) in enumerate(records):
         request = Request(("item-001",), at, user, None, 10, f"r{number}")
         log.append(Record(request, Response(f"r{number}", (), "b"), np.empty((0, 1)), at))
@@ -96,7 +96,9 @@ def home(toy_line: Path, tmp_path: Path) -> Path:
         events = [streamed(user, first + n) for n, user in enumerate((LONGER, "user-001", USER))]
         name = streamed_name(1, first, first + 2)
         write_segment(archive, events_table(events, [first, first + 1, first + 2]), name)
-    logged(home, *[(user, NOW + n) for n in range(3) for user in (USER, LONGER, "user-001")])
+    logged(
+        home / "prediction_log", *[(user, NOW + n) for n in range(3) for user in (USER, LONGER, "user-001")]
+    )
     store = open_fact_store(settings_of(home).fact_store_url)
     coupons = [Fact(user, "coupon", "item-001", "TEA", NOW, None, user) for user in (USER, LONGER)]
     store.write([replace(coupon, fact_id=str(n)) for n, coupon in enumerate(coupons)])
@@ -140,6 +142,7 @@ def others(home: Path) -> dict[str, int]:
 
 
 def test_nothing_is_left_except_the_places_in_the_report(home: Path) -> None:
+    logged(home / "prediction_log" / "shadow", (USER, NOW))  # a mirrored request
     before = others(home)
     everywhere = found(home, USER)
     assert len(everywhere) > 10
@@ -152,7 +155,7 @@ def test_nothing_is_left_except_the_places_in_the_report(home: Path) -> None:
     assert LONGER in str(read_archive(home / "offline_store" / EVENTS)["user_id"].to_pylist())
     told = places(report)
     assert told["archive"] == (390 + 2, DONE)
-    assert told["prediction log"] == (3, DONE)
+    assert told["prediction log"] == (3 + 1, DONE)
     assert told["fact store"] == (1, DONE)
     assert told["offline store"] == (2, DONE)
     assert told["runs and data sets"] == (390 + 390 + 1 + 1, DONE)  # events twice, a snapshot, a refused row
@@ -200,7 +203,7 @@ def test_events_after_the_moment_count(home: Path) -> None:
     later = time.time() + 60
     archive = home / "offline_store" / EVENTS
     write_segment(archive, events_table([streamed(USER, 9, later)], [9]), streamed_name(1, 9, 9))
-    logged(home, (USER, later))
+    logged(home / "prediction_log", (USER, later))
     assert Forgotten.load(home).without(read_archive(archive, [USER])).num_rows == 1
     assert USER in read_log(home / "prediction_log")["user_id"].to_pylist()
 
@@ -353,10 +356,10 @@ def test_an_answer_of_tomorrow_comes_back_no_more_and_one_of_far_ahead_forgets_n
 ) -> None:
     """The checkout asked with its clock ahead: the answer becomes an impression of tomorrow."""
     now, day_s = time.time(), 86_400
-    logged(home, (USER, now + day_s / 2))
+    logged(home / "prediction_log", (USER, now + day_s / 2))
     forget_user(settings_of(home), USER)
     assert Forgotten.load(home).covers(USER, int((now + day_s / 2) * 1e6))
-    logged(home, (USER, now + 9e9))
+    logged(home / "prediction_log", (USER, now + 9e9))
     forget_user(settings_of(home), USER)
     assert not Forgotten.load(home).covers(USER, int((now + 2 * day_s) * 1e6))
 
