@@ -118,21 +118,21 @@ def summarise_by(sessions: pd.DataFrame, cut: str) -> dict[str, Kpi]:
     return dict(sorted(groups.items(), key=lambda group: -group[1].sessions))
 
 
-def exposure(shown: pd.Series, catalogue: int) -> dict[str, float]:
-    """Return how much of the catalogue is shown, and how evenly.
+def exposure(shown: pd.Series, sold: pd.Series) -> dict[str, float]:
+    """Return how many of the items that were shown or sold are shown, and how evenly.
 
     Args:
         shown: the item of each shown place.
-        catalogue: number of items that could be shown.
+        sold: the item of each purchase.
 
     Returns:
-        `coverage`, the share of the catalogue shown at least once, and `top_tenth`, the share of all places
-        that the most shown tenth of the catalogue takes.
+        `coverage`, the share of the items shown at least once, and `top_tenth`, the share of all places that
+        the most shown tenth of the items takes.
     """
     counts = shown.value_counts()
-    top = counts.iloc[: max(1, catalogue // 10)].sum()
-    places = int(counts.sum())
-    return {"coverage": len(counts) / max(catalogue, 1), "top_tenth": float(top / places) if places else 0.0}
+    items = len(counts.index.union(sold.unique()))
+    places, top = counts.sum(), counts.iloc[: max(1, items // 10)].sum()
+    return {"coverage": len(counts) / max(items, 1), "top_tenth": float(top / places) if places else 0.0}
 
 
 def loss_per_answer(sessions: pd.DataFrame) -> tuple[dict[str, float], tuple[str, ...]]:

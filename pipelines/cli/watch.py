@@ -161,7 +161,7 @@ def _kpi_text(earnings: Earnings) -> str:
         f"\nanswers from {earnings.since:%Y-%m-%d %H:%M}, purchases until {earnings.until:%Y-%m-%d %H:%M}; "
         f"{total.completeness:.1%} of the sessions are complete\n"
         f"revenue and margin are of accepted items, for each session; they may have been bought anyway\n"
-        f"shown: {earnings.exposure['coverage']:.1%} of the sold items; the most shown tenth takes "
+        f"shown: {earnings.exposure['coverage']:.1%} of the items shown or sold; the most shown tenth takes "
         f"{earnings.exposure['top_tenth']:.1%} of the places\n"
         f"at risk: {risk.degraded:.2f} an hour by degraded answers, {risk.waiting:.2f} by waiting"
     )

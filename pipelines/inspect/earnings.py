@@ -107,7 +107,7 @@ def read_earnings(
         until=until,
         total=summarise(sessions),
         cuts={cut: summarise_by(sessions, cut) for cut in CUTS},
-        exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"].nunique()),
+        exposure=exposure(pc.list_flatten(answers["item_ids"]).to_pandas(), purchases["item_id"]),
         at_risk=revenue_at_risk(sessions, per_hour, float(last["wait_ms"].mean()) if len(last) else 0.0),
         drops=[*drops, *fit],
         drift_cost=cost,

@@ -197,6 +197,7 @@ def test_bundles_with_one_ranker_are_compared_with_each_other() -> None:
 
 
 def test_exposure_counts_items_and_places() -> None:
-    shown = pd.Series(["a"] * 90 + ["b"] * 10)
-    assert exposure(shown, 10) == {"coverage": 0.2, "top_tenth": 0.9}
-    assert exposure(shown[:0], 10) == {"coverage": 0.0, "top_tenth": 0.0}
+    shown, sold = pd.Series(["a"] * 90 + ["b"] * 10), pd.Series([*"aacdefghij"])
+    assert exposure(shown, sold) == {"coverage": 0.2, "top_tenth": 0.9}
+    assert exposure(shown[:0], sold) == {"coverage": 0.0, "top_tenth": 0.0}
+    assert exposure(shown, sold[:1])["coverage"] == 1.0, "b was never sold"
