@@ -40,7 +40,7 @@ from feature_repo.snapshots import HISTORY, USER_VIEW
 from feature_repo.stream.archive import BASE, EVENTS, rows_of, with_version, write_segment
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import VARIABLES, KafkaSettings, client_config, create_topics
-from feature_repo.stream.replay_events import Disturbance, encode, replay_events
+from feature_repo.stream.replay_events import encode, replay_events
 from monitoring.skew import SETTLED_S, replay
 from pipelines.bench.load.local_store import local_server
 from pipelines.bench.load.waiting import WAIT_S, NotReached, wait_for
@@ -166,7 +166,6 @@ def bench_features(
             ("replay", replayed),
             ("visible", visible),
             ("fold", fold_rate),
-            ("hard_stream", hard_stream),
             ("kills", killed),
         )
         for number, (name, part) in enumerate(parts, 1):
@@ -309,32 +308,6 @@ def fold_rate(bench: FeatureBench) -> dict[str, Any]:
     }
 
 
-def hard_stream(bench: FeatureBench) -> dict[str, Any]:
-    """Send 10,000 events with repetitions, delays and poison; compare with the clean batch."""
-    own = _own_users(bench.after.iloc[:10_000], "hard")
-    hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
-    with bench.streaming():
-        delivery = Delivery(bench.kafka)
-        sent = replay_events(own, bench.kafka.events_topic, delivery, 0, hard)
-        delivery.flush(WAIT_S)
-        delivery.close()
-        wait_for(
-            lambda: bench.state()["dead_letters"] >= sent.poison and bench.state()["lag"] == 0,
-            "the stream has no lag",
-        )
-        equal = _equal_within(bench, own)
-        letters = bench.state()["dead_letters"]
-    return {
-        "events": len(own),
-        "duplicates": sent.duplicates,
-        "out_of_order": sent.delayed,
-        "poison": sent.poison,
-        "dead_letters": letters,
-        "users": own["user_id"].nunique(),
-        "users_equal": equal,
-    }
-
-
 def killed(bench: FeatureBench) -> dict[str, Any]:
     """Kill the stream (SIGKILL) at random moments while it folds events; compare with the batch each time.
 
@@ -461,7 +434,7 @@ def _local_broker() -> Iterator[KafkaSettings]:
 def features_table(result: dict[str, Any]) -> str:
     """Return the result as Markdown."""
     read, seen, folded = (result[name] for name in ("online_read", "visible", "fold"))
-    hard, kills, again = result["hard_stream"], result["kills"], result["replay"]
+    kills, again = result["kills"], result["replay"]
     rows = [
         ("read and decode one user's row, p50 / p99 ms", _two(read["ours_ms"])),
         ("the same row through Feast's SDK, p50 / p99 ms", _two(read["feast_ms"])),
@@ -474,12 +447,6 @@ def features_table(result: dict[str, Any]) -> str:
         ("answers that found a newer row than the shopper's answer before", again["changed_while_asking"]),
         ("killed at random, state equal to the batch", f"{kills['equal']} of {kills['kills']}"),
         ("of these kills, with events half folded", kills["interrupted"]),
-        (
-            f"{hard['events']:,} events with {hard['poison']} poisoned, {hard['duplicates']} repeated, "
-            f"{hard['out_of_order']} late: users equal to the clean batch",
-            f"{hard['users_equal']} of {hard['users']}",
-        ),
-        ("dead letters of them", hard["dead_letters"]),
     ]
     lines = [
         f"{machine_line(result)}, load generators on the same cores; "
