@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import logging
-import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ from typing import Any
 
 import httpx
 
-from components.home import Conflict, write_json
+from components.home import write_json
 from components.release.registry import RegistryUnreachable
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
-from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
+from components.rollout.plan import ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
 from feature_repo.errors import RecoError
@@ -41,13 +41,12 @@ RATE = 50.0  # requests a second, through the client and straight, half each
 LONGEST_S = 1_200.0
 LOOK_S = 0.1
 BEFORE_S = 5.0
-# Cases about crashes and registries hurry through the steps; those about the gate keep its numbers.
+# The case about the registry hurries through the steps; those about the gate keep its numbers.
 HURRY = Pace(
     weights={1: 5, 5: 10, 25: 100, 50: 100},
     reveals=1.0,
     shadow_answers=60,
     look_s=1.0,
-    hold_s=6.0,
     orphan_s=6.0,
     missing_s=10.0,
 )
@@ -55,10 +54,7 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """The versions that were champion, in a file; while `away` is there, too, no registry answers.
-
-    While `moved` is there, a person has moved the alias by hand.
-    """
+    """The versions that were champion, in a file; while `away` is there, too, no registry answers."""
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
@@ -105,8 +101,6 @@ class DrillVersions:
     def _move(self, record: Release, is_back: bool) -> None:
         if (self._home / "away").exists():
             raise RegistryUnreachable("the drill's registry is away")
-        if (self._home / "moved").exists():
-            raise Conflict("the alias champion was moved by hand")
         champions = self.champions()
         if champions[-1] != record.version:
             write_json(
@@ -144,10 +138,6 @@ class Shop:
         assert record
         return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
 
-    def await_weight(self, weight: int) -> None:
-        """Wait until the canary has a weight, or the release is over."""
-        self.await_seen(lambda state, now: now == weight or state in FINAL)
-
     def await_seen(self, is_it: Callable[[str, int], bool], look_s: float = LOOK_S) -> None:
         """Wait for a state and a weight of the canary."""
         try:
@@ -160,7 +150,7 @@ def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: 
     """Return a deployer as `reco release` makes it."""
     cluster = Cluster(connect(api), NAMESPACE)
     observer = Observer(cluster, httpx.Client(trust_env=False), gateway, "", pace, time.time)
-    name = f"{multiprocessing.current_process().pid}:{threading.get_ident()}"
+    name = f"{os.getpid()}:{threading.get_ident()}"
     return Rollout(cluster, observer, versions, pace, name, time.time, time.sleep, log.info)
 
 
@@ -186,42 +176,9 @@ def _roll_back_later(shop: Shop) -> dict[str, Any]:
     return {**found, "back_s": back_s}
 
 
-def _metrics_away(shop: Shop) -> dict[str, Any]:
-    with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(_release, shop)
-        shop.await_weight(5)
-        pods = shop.cluster.objects.list("pods")
-        for pod in (one for one in pods if "green" in one["metadata"]["name"]):
-            pod["spec"]["containers"][0]["ports"][1]["containerPort"] = 9  # nothing listens there
-            shop.cluster.objects.write(("pods", "checkout", pod["metadata"]["name"]), pod)
-        return going.result()
-
-
-def _deployer_killed(shop: Shop) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    arguments = (shop.home, shop.cluster.api.url, shop.cluster.gateway.url, shop.versions, shop.pace)
-    process = context.Process(target=_deploy, args=arguments, daemon=True)
-    process.start()
-    shop.await_weight(25)
-    process.kill()
-    process.join()
-    killed = time.monotonic()
-    with contextlib.suppress(Aborted):
-        while time.monotonic() < killed + LONGEST_S:
-            record = shop.rollout().guard()
-            if record is None or not record.active:
-                break
-            time.sleep(1.0)
-    return {"guarded_s": time.monotonic() - killed, **shop.end()}
-
-
-def _deploy(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> None:
-    deployer(home, api, gateway, versions, pace).start("2", versions.place)
-
-
 def _registry_away(shop: Shop) -> dict[str, Any]:
     (shop.home / "away").touch()
-    code = _exit_code(shop, RegistryUnreachable)
+    code = _exit_code(shop)
     state, weight = shop.seen()
     (shop.home / "away").unlink()
     if state in FINAL:
@@ -245,24 +202,13 @@ def _registry_away(shop: Shop) -> dict[str, Any]:
     }
 
 
-def _exit_code(shop: Shop, expected: type[RecoError]) -> int:
-    """Return the exit code of a release that ends with this error, or is aborted; 0: it goes through."""
+def _exit_code(shop: Shop) -> int:
+    """Return the exit code of a release without a registry, which may be aborted; 0: it goes through."""
     try:
         shop.rollout().start("2", shop.versions.place)
-    except (expected, Aborted) as error:
+    except (RegistryUnreachable, Aborted) as error:
         return error.exit_code
     return 0
-
-
-def _alias_moved(shop: Shop) -> dict[str, Any]:
-    (shop.home / "moved").touch()
-    code = _exit_code(shop, Conflict)
-    state, weight = shop.seen()
-    (shop.home / "moved").unlink()
-    if state in FINAL:
-        return shop.end()
-    record = shop.rollout().rollback(shop.versions.place)
-    return {"ended": record.state, "reason": f"exit code {code} at {weight} %, {record.reason}"}
 
 
 def _until_conflict(rollout: Rollout) -> None:
@@ -331,38 +277,11 @@ CASES = (
         pace=replace(HURRY, ready_s=10.0),
     ),
     Case(
-        "metrics-away",
-        "without metrics the gate holds, and then aborts",
-        "no metrics",
-        _metrics_away,
-        most_weight=5,
-        pace=HURRY,
-    ),
-    Case(
-        "deployer-killed",
-        "the guard ends a release whose deployer was killed at 25 %",
-        "its deployer was silent",
-        _deployer_killed,
-        most_weight=25,
-        pace=replace(HURRY, weights={**HURRY.weights, 25: 100_000}),
-        goals=(
-            Goal("until the guard has aborted", "<=", 20.0, " s", part_of("guarded_s")),
-            Goal("weight at which it was killed", ">=", 25, " %", part_of("largest_weight")),
-        ),
-    ),
-    Case(
         "registry-away",
         "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
         "exit code 3 at 100 %, resumed to champion 2",
         _registry_away,
         pace=HURRY,
         goals=(Goal("rollback in the hold", "<=", 2.0, " s", part_of("back_s")),),
-    ),
-    Case(
-        "alias-moved",
-        "an alias that was moved by hand stops the seal; the traffic stays until a rollback",
-        "exit code 4 at 100 %, rolled back by hand",
-        _alias_moved,
-        pace=HURRY,
     ),
 )
