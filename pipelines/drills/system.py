@@ -22,8 +22,8 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from feature_repo.snapshots import HEARTBEAT, USER_VIEW
-from pipelines.bench.load.arms import PREDICT, VIEWS, fill_store
+from feature_repo.snapshots import HEARTBEAT
+from pipelines.bench.load.arms import PREDICT, fill_store
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator, sending
 from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, started
@@ -180,7 +180,7 @@ def open_testbed(
         best_sellers = folder / "best_sellers.json"
         write_best_sellers(load_bundle(bundle), best_sellers)
         store = stack.enter_context(contextlib.closing(Store(folder / "store")))
-        fill_store(offline_store, folder / "feast", store.url, {USER_VIEW: VIEWS[USER_VIEW]})
+        fill_store(offline_store, folder / "feast", store.url)
         store.client.save()
         proxy = stack.enter_context(Proxy(("127.0.0.1", store.port)))
         generators = {name: stack.enter_context(load_generator()) for name in (CLIENT, RAW, FLOOD)}

@@ -23,16 +23,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from components.data.feast_store import open_feature_store, quiet_feast
-from feature_repo.snapshots import ITEM_VIEW, USER_VIEW
+from feature_repo.snapshots import USER_VIEW
+from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.load.measured_server import private
 from pipelines.run.runs import list_runs
 from serving.release.champion import Champion
 from serving.settings import Settings
 
 PREDICT = "/v1/models/checkout:predict"
-OURS, UNOPTIMISED = "ours", "fastapi-torch"
 RANKER_FILES = "ranker.onnx", "weights.npz"  # graph and torch weights
-VIEWS = {USER_VIEW: "user_id", ITEM_VIEW: "item_id"}
 ROWS_AT_ONCE = 5_000  # of one write through Feast
 STEPS = {"student": "distill-ranker", "pruned": "prune-ranker"}  # the rankers and the steps that made them
 
@@ -113,31 +112,25 @@ def choose_arms(names: Sequence[str]) -> tuple[Arm, ...]:
     return tuple(arm for arm in ARMS if not names or arm.name in (OURS, *names))
 
 
-def fill_store(
-    offline_store: Path, feast_home: Path, url: str, views: Mapping[str, str] = VIEWS
-) -> dict[str, int]:
-    """Write each user's first row and each item's into a Redis, through Feast; return the counts.
+def fill_store(offline_store: Path, feast_home: Path, url: str) -> int:
+    """Write each user's first row into a Redis, through Feast; return their number.
 
     Args:
-        offline_store: of the champion's home: a directory for each view.
+        offline_store: of the champion's home.
         feast_home: gets Feast's registry.
         url: of the Redis.
-        views: each with its key.
 
     Raises:
         FileNotFoundError: the home has no offline store.
     """
-    counts = {}
+    rows = pq.read_table(offline_store / USER_VIEW / "snapshots.parquet").to_pandas()
+    # The row as of the cut: the baskets of the requests come after it.
+    rows = rows.sort_values("event_timestamp").drop_duplicates("user_id")
     with quiet_feast():
         store = open_feature_store(feast_home, url)
-        for view, key in views.items():
-            rows = pq.read_table(offline_store / view / "snapshots.parquet").to_pandas()
-            # The row as of the cut: the baskets of the requests come after it.
-            rows = rows.sort_values("event_timestamp").drop_duplicates(key)
-            for start in range(0, len(rows), ROWS_AT_ONCE):
-                store.write_to_online_store(view, df=rows.iloc[start : start + ROWS_AT_ONCE])
-            counts[key.removesuffix("_id") + "s"] = len(rows)
-    return counts
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            store.write_to_online_store(USER_VIEW, df=rows.iloc[start : start + ROWS_AT_ONCE])
+    return len(rows)
 
 
 def ranker_of(home: Path, champion: Champion, step: str) -> Path | None:

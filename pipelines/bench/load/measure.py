@@ -199,7 +199,7 @@ def bench_load(
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-load-")))
         url = stack.enter_context(local_server())
-        rows = fill_store(home / "offline_store", scratch / "feast", url)
+        users = fill_store(home / "offline_store", scratch / "feast", url)
         settings = Settings(store_url=url, user_limit_per_s=0.0)  # a few shoppers send all requests
         if deadline_ms is not None:
             settings = replace(settings, deadline_ms=deadline_ms)
@@ -215,7 +215,7 @@ def bench_load(
             "deadline_ms": settings.deadline_ms,
             "requests": len(requests),
             "candidates": manifest["settings"]["quotas"]["total"],
-            "online_store": rows,
+            "online_store": {"users": users},
             **measure_arms(bench, ours, others),
         }
         figures |= measure_ours(bench, ours, endurance)

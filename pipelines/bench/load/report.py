@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.bench.load.arms import OURS, UNOPTIMISED
+from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
 _COMPARED = ("p50_ms", "cpu_ms", "capacity")

@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench.load.arms import (
-    ARMS,
-    OURS,
-    UNOPTIMISED,
-    Arm,
-    LoadSetup,
-    choose_arms,
-    fill_store,
-    ranker_of,
-)
+from pipelines.bench.load.arms import ARMS, Arm, LoadSetup, choose_arms, fill_store, ranker_of
+from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.run.runs import new_run
 from serving.release.champion import Champion
 from serving.settings import FEASTS_OWN, Settings
@@ -112,10 +104,10 @@ def test_the_endpoint_reads_rows_written_by_feast(
     import pyarrow.parquet as pq
 
     offline_store = toy_line / "home" / "offline_store"
-    counts = fill_store(offline_store, tmp_path / "feast", valkey[0])
+    users = fill_store(offline_store, tmp_path / "feast", valkey[0])
     rows = pq.read_table(offline_store / "user_history" / "snapshots.parquet").to_pandas()
     first = rows.sort_values("event_timestamp").drop_duplicates("user_id")
-    assert counts["users"] == len(first)
+    assert users == len(first)
     store = RedisStore(valkey[0], timeout_ms=30_000.0)
     for user, history in zip(first["user_id"], first["history"], strict=True):
         row = store.read(user)

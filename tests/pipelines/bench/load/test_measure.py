@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pipelines.bench.load.arms import OURS, UNOPTIMISED, Arm, LoadSetup
+from pipelines.bench.load.arms import Arm, LoadSetup
 from pipelines.bench.load.connections import OK
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan
+from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.load.measure import (
     QUICK,
     WARM_UP,
