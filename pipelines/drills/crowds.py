@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import resource
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -158,18 +156,6 @@ def half_a_body(system: System) -> bytes:
     [body] = bodies_of(system.testbed.raw[:1], wrapped=False)
     head = f"POST /v1/recommendations HTTP/1.1\r\nHost: drill\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body[: len(body) // 2]
-
-
-@contextlib.contextmanager
-def long_bodies(system: System, notes: Notes) -> Iterator[None]:
-    """Let a process send bodies of 80 MB, one after the other."""
-    host, port = system.address
-    command = [sys.executable, "-P", "-m", "pipelines.drills.callers", host, str(port), PREDICT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
-        yield
-        said, _ = sender.communicate(b"")
-    answers = orjson.loads(said)
-    notes["long"] = {"refused": answers.pop("413", 0), "otherwise": sum(answers.values())}
 
 
 def slow_callers(said: Callable[[System], bytes], name: str) -> Break:

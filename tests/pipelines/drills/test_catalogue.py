@@ -59,7 +59,6 @@ def outcome_of(drill: str, fault: str, found: Any, *note: str) -> dict[str, Any]
         ("clock-jump", "an hour back", -3_600.4, -0.4, ("clock_s", "-3600")),
         ("half-answers", "reset", 40, 0, ("opened_again",)),
         ("processors-taken", "two for each", 71.0, 0.0, ("taken",)),
-        ("slow-clients", "80 MB", 10, 0, ("long", "refused")),
         ("cold-herd", "for one list", 1, 0, ("one_list", "computed")),
         ("cold-herd", "for many lists", 250, 0, ("many_lists", "computed")),
         ("service-gone", "no such name", 356, 0, ("nameless", "degraded")),
