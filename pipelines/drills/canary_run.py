@@ -6,9 +6,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from components.rollout.manifests import metrics_url
 from feature_repo.errors import RecoError
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import repeating, wait_for
-from pipelines.bench.report import percentiles, write_report
+from pipelines.bench.report import write_report
 from pipelines.drills.bad_endpoint import LIVE
 from pipelines.drills.canary import (
     BEFORE_S,
@@ -123,9 +122,7 @@ def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
             time.sleep(BEFORE_S)
             outcome = case.act(shop)
             time.sleep(2.0)
-    pace = {**asdict(case.pace), "weights": {str(at): n for at, n in case.pace.weights.items()}}
-    outcome |= {"proves": case.proves, "pace": pace}
-    outcome |= _figures(case, seen, streams, bundles["2"])
+    outcome |= {"proves": case.proves, **_figures(case, seen, streams, bundles["2"])}
     common = (
         Goal("answers that failed at the client", "<=", 0, "", part_of("failed_at_client")),
         Goal(
@@ -171,22 +168,18 @@ def _figures(
     streams: Mapping[str, Sequence[Answer]],
     canary: str,
 ) -> dict[str, Any]:
-    """Return which requests the canary touched or hurt, its times, and the old bundle's p99."""
+    """Return how many requests the canary touched or hurt, and its times."""
     answers = [answer for some in streams.values() for answer in some]
     touched = [one for one in answers if one.document.get("bundle_id") == canary]
     failed = {name: [one for one in some if not one.status_ok] for name, some in streams.items()}
-    hurt = [*failed[RAW], *(one for one in touched if not one.whole)]
-    old = [one for one in streams[RAW] if one.document.get("bundle_id") != canary]
     return {
         "requests": len(answers),
         "failed_at_client": len(failed[CLIENT]),
         "failed_straight": len(failed[RAW]),
         "touched": 100.0 * len(touched) / max(len(answers), 1),
-        "hurt": len(hurt),
-        "hurt_in": dict(Counter(_state_at(seen, one.due) for one in hurt)),
+        "hurt": len(failed[RAW]) + sum(not one.whole for one in touched),
         "largest_weight": max((weight for _, _, weight in seen), default=0),
         **_times(case, seen, [one.due for one in touched]),
-        "stable_p99_ms": {"before": _p99_in(old, seen, ""), "shadow": _p99_in(old, seen, "shadow")},
         "steps": [[round(at - seen[0][0], 1), state, weight] for at, state, weight in seen],
     }
 
@@ -204,13 +197,3 @@ def _times(
         "abort_s": None if aborted is None else max(max(touched, default=aborted) - aborted, 0.0),
         "full_s": None if full is None or began is None else full - began,
     }
-
-
-def _p99_in(answers: Sequence[Answer], seen: Sequence[tuple[float, str, int]], state: str) -> float | None:
-    return percentiles([one.ms for one in answers if _state_at(seen, one.due) == state])["p99"]
-
-
-def _state_at(seen: Sequence[tuple[float, str, int]], at: float) -> str:
-    """Return the state of the release at a time, with the canary's weight in a step."""
-    state, weight = next(((state, weight) for since, state, weight in reversed(seen) if since <= at), ("", 0))
-    return f"{state} {weight} %" if state == "step" else state

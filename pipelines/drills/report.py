@@ -282,21 +282,8 @@ def release_table(result: Mapping[str, Any]) -> str:
         lines += [f"## {name}", "", f"Proves: {case['proves']}.", ""]
         if case["reason"]:
             lines += [f"End: {case['ended']}, {case['reason']}.", ""]
-        lines += [*goal_table(case["goals"], "{:.4g}".format), "", _pace_line(case), ""]
+        lines += [*goal_table(case["goals"], "{:.4g}".format), ""]
     return "\n".join(lines)
-
-
-def _pace_line(case: Mapping[str, Any]) -> str:
-    """Return a case's pace, where its requests were hurt, and the old bundle's p99."""
-    pace, p99 = case["pace"], case["stable_p99_ms"]
-    steps = ", ".join(f"{count} at {weight} %" for weight, count in pace["weights"].items())
-    hurt = ", ".join(f"{count} in {state or 'no release'}" for state, count in case["hurt_in"].items())
-    before, shadow = (fixed(p99[at], 1, " ms") for at in p99)
-    return (
-        f"Pace: {pace['shadow_answers']} answers in the shadow, {steps}; missing series end it after "
-        f"{pace['missing_s']:g} s. Hurt: {hurt or 'none'}. The old bundle's p99: {before} before, {shadow} "
-        "in the shadow."
-    )
 
 
 def draw_release(result: Mapping[str, Any], file: Path) -> None:
