@@ -206,16 +206,19 @@ def logged_answer(log: Path, request_id: str) -> dict[str, Any]:
     Raises:
         NotLogged: no record has this id.
     """
-    from serving.prediction_log import read_log
+    import pyarrow.compute as pc
 
-    table = read_log(log, features=False).drop_columns(["features", "stage_ms"])
-    found = table.filter(np.array([one == request_id for one in table["request_id"].to_pylist()], bool))
+    from serving.prediction_log import join_segments, read_segments
+
+    segments = read_segments(log, features=False)  # one after the other: a long log fits no memory
+    matches = (segment.filter(pc.equal(segment["request_id"], request_id)) for segment in segments)
+    found = join_segments([rows for rows in matches if len(rows)], features=False)
     if not len(found):
         raise NotLogged(
             f"{log} holds no answer to request {request_id!r}: look at the id (what was answered a moment "
             "ago may not be written yet), or ask with --user and --basket"
         )
-    record: dict[str, Any] = found.to_pylist()[-1]
+    record: dict[str, Any] = found.drop_columns(["features", "stage_ms"]).to_pylist()[-1]
     return record
 
 
