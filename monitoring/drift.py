@@ -155,10 +155,8 @@ def measure_drift(
     window = Window.parse(since, until, str(data.manifest["timezone"]))
     if window.since is None:
         window = replace(window, since=(window.until or data.events["at"].max().to_pydatetime()) - WEEK)
-    if not (bundle / "manifest.json").is_file():
-        bundle = read_champion(bundle).bundle(bundle)
     drift.mkdir(parents=True, exist_ok=True)
-    verdict = drift_of_events(data, window, bundle, drift / REPORT)
+    verdict = drift_of_events(data, window, served_bundle(bundle), drift / REPORT)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
     shutil.copyfile(drift / REPORT, page)
     show_numbers({f"psi.{one.name}": one.psi for one in verdict.columns if one.psi is not None}, numbers)
@@ -324,6 +322,11 @@ def _schema_change(row: ColumnDrift, current: pd.Series | None, reference: pd.Se
     if row.missing_reference == 1 and row.missing_current < 1:
         return "has values now, the reference has none"
     return ""
+
+
+def served_bundle(place: Path) -> Path:
+    """Return a bundle's directory as it is, and that of a home's champion."""
+    return place if (place / "manifest.json").is_file() else read_champion(place).bundle(place)
 
 
 def bundles_alike(bundle: Path) -> set[str]:

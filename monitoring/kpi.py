@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from feature_repo.events import read_dataset
-from monitoring.drift import bundles_alike
+from monitoring.drift import bundles_alike, served_bundle
 from monitoring.reports import show_numbers
 from monitoring.sessions import make_sessions
 from monitoring.verdict import DriftVerdict, Status
@@ -225,7 +225,7 @@ def measure_labels(log_dir: str, dataset: Path, bundle: Path, numbers: Any) -> d
     Args:
         log_dir: the prediction log; "" if no step can read it.
         dataset: the purchases that followed.
-        bundle: the one that serves; those beside it with the same ranker are compared, too.
+        bundle: the one that serves, or a home; those beside it with the same ranker are compared, too.
         numbers: KFP's artifact `Metrics`, gets the change of each figure.
 
     Raises:
@@ -249,10 +249,8 @@ def measure_labels(log_dir: str, dataset: Path, bundle: Path, numbers: Any) -> d
         if len(sessions) and end - last > DAY:
             why = f"the last session began at {last:%Y-%m-%d %H:%M}, purchases end at {end:%Y-%m-%d %H:%M}"
         elif len(sessions):
-            drops, why = (
-                fit_drops(sessions, min(end, last), KPI_HOURS, bundles_alike(bundle)),
-                "too few sessions",
-            )
+            alike, why = bundles_alike(served_bundle(bundle)), "too few sessions"
+            drops = fit_drops(sessions, min(end, last), KPI_HOURS, alike)
     show_numbers({f"change.{drop.figure}": drop.change for drop in drops}, numbers)
     verdict = concept_drift(drops, Window())
     if verdict is None:

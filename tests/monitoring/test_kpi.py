@@ -29,6 +29,7 @@ from monitoring.kpi import (
 from monitoring.sessions import make_sessions
 from monitoring.windows import Window
 from serving.prediction_log import RECORD_SCHEMA
+from serving.release.champion import Champion, write_champion
 from tests.components.test_pages import Numbers
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
@@ -122,14 +123,15 @@ def _visits_of(purchases: pd.DataFrame) -> pa.Table:
 
 
 def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path, bundle_id: str
 ) -> None:
     """On the last day, shoppers exchange a quarter of their items: same requests, lists and scores."""
     shop = toy_dataset(users=900, items=80, weeks=11)
     purchases = shop.events
     log, end = _visits_of(purchases), START.normalize() + pd.Timedelta(weeks=10)
     nights = set(log["bundle_id"].to_pylist())
-    monkeypatch.setattr("monitoring.kpi.bundles_alike", lambda bundle: nights)
+    write_champion(tmp_path, Champion(bundle_id, "1", "recommender", bundle.name, "2024-01-01", ""))
+    monkeypatch.setattr("monitoring.kpi.bundles_alike", {bundle: nights}.__getitem__)
     purchases = purchases[purchases["at"] < end]
     day = Window((end - pd.Timedelta(days=1)).to_pydatetime(), end.to_pydatetime())
     last = (purchases["at"] >= day.since).to_numpy()
@@ -145,9 +147,9 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
         found[name] = concept_drift(drops, day)
         write_dataset(tmp_path / name, replace(shop, events=bought))
         numbers = Numbers(tmp_path / "numbers.json")
-        in_pipeline[name] = measure_labels(
-            str(tmp_path / "log"), tmp_path / name, tmp_path / "bundle", numbers
-        )["status"]
+        # A recurring run gives a home.
+        verdict = measure_labels(str(tmp_path / "log"), tmp_path / name, tmp_path, numbers)
+        in_pipeline[name] = verdict["status"]
         assert set(numbers.logged) == {"change.ndcg", "change.calibration"}
     same, changed = found["same"], found["changed"]
     assert same is not None
@@ -157,14 +159,14 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
     assert "calibration" in changed.reason
     assert in_pipeline == {"same": "ok", "changed": "drifted"}
     assert concept_drift([], day) is None
-    nothing = measure_labels("", tmp_path / "same", tmp_path / "bundle", numbers)
+    nothing = measure_labels("", tmp_path / "same", bundle, numbers)
     assert nothing == {"status": "insufficient_data", "reason": "labels: no log was named"}
     with pytest.raises(FileNotFoundError, match="holds no segment of a prediction log"):
-        measure_labels(str(tmp_path), tmp_path / "same", tmp_path / "bundle", numbers)
+        measure_labels(str(tmp_path), tmp_path / "same", bundle, numbers)
     (tmp_path / "old").mkdir()
     early = pd.Timestamp(day.since) - pd.Timedelta(days=2)
     pq.write_table(log.filter(pc.less(log["at"], early)), tmp_path / "old" / "1-000000.parquet")
-    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", tmp_path / "bundle", numbers)
+    stale = measure_labels(str(tmp_path / "old"), tmp_path / "same", bundle, numbers)
     assert (stale["status"], "the last session began at" in stale["reason"]) == ("insufficient_data", True)
 
 
