@@ -18,7 +18,6 @@ import itertools
 import os
 import selectors
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +71,6 @@ class Load:
     late_ms: np.ndarray  # (n,) delay of the generator itself; part of `client_ms`
     status: np.ndarray  # (n,) HTTP's, or UNANSWERED
     degraded: np.ndarray  # (n,) the answer says that it is degraded
-    generator_cpu_s: float  # processor time of the generator itself
     answers: list[bytes] = field(default_factory=list)  # with `LoadPlan.keep`
     began_s: float = 0.0  # the first moment, by the machine's monotonic clock
 
@@ -110,7 +108,6 @@ class Load:
             "good_per_s": good / span_s if span_s else None,
             "degraded_in_time_per_s": less / span_s if span_s else None,
             "ms": percentiles(waited),
-            "generator": {"late_ms": percentiles(self.late_ms), "cpu_s": self.generator_cpu_s},
         }
 
 
@@ -201,14 +198,14 @@ async def _carry_out(plan: LoadPlan) -> Load:
                 pool, _turn(plan.bodies, plan.start - plan.warm_up), at_once, WARM_UP_S, plan.warm_up
             )
         await asyncio.sleep(PAUSE_S)
-        cpu, began = time.process_time(), pool.now()
+        began = pool.now()
         if plan.rate > 0:
             exchanges = await _open(pool, turn, plan)
         else:
             exchanges = await _closed(
                 pool, turn, plan.connections, plan.seconds, plan.requests, plan.patience_s
             )
-        return _load(exchanges, began, pool.now(), time.process_time() - cpu, plan.keep)
+        return _load(exchanges, began, pool.now(), plan.keep)
     finally:
         await pool.close()
 
@@ -271,7 +268,7 @@ async def _closed(
     return exchanges
 
 
-def _load(exchanges: Sequence[Exchange], began: float, ended: float, cpu_s: float, keep: bool) -> Load:
+def _load(exchanges: Sequence[Exchange], began: float, ended: float, keep: bool) -> Load:
     done = np.array([one.done or ended for one in exchanges])
     due = np.array([one.due for one in exchanges])
     return Load(
@@ -280,7 +277,6 @@ def _load(exchanges: Sequence[Exchange], began: float, ended: float, cpu_s: floa
         late_ms=np.array([one.turned_to - one.due for one in exchanges]) * 1e3,
         status=np.array([one.status for one in exchanges], np.int16),
         degraded=np.array([any(mark in one.answer for mark in _DEGRADED) for one in exchanges], bool),
-        generator_cpu_s=cpu_s,
         answers=[one.answer for one in exchanges] if keep else [],
         began_s=began,
     )

@@ -305,7 +305,7 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
         {"client_ms": ms, **first_answer(answer).get("stage_ms", {})} for ms, ok, answer in timed if ok
     ]
     return {
-        **{f"{name}_ms": summary["ms"][name] for name in ("p50", "p99", "mean", "max")},
+        **{f"{name}_ms": summary["ms"][name] for name in ("p50", "p99")},
         "cpu_ms": cpu_ms,
         **{name: summary[name] for name in ("requests", "answered", "failed", "refused", "degraded")},
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CHOOSING = ("retrieval", "ranking", "reranking")  # the stages that choose the list
 FEWEST = 20  # requests; a share of fewer means nothing
 ROUNDS = ("p50_ms", "p99_ms", "cpu_ms")
-COUNTS = ("requests", "answered", "failed", "refused", "unanswered", "degraded", "late")
+COUNTS = ("requests", "failed", "refused", "unanswered", "degraded")
 Answers = Sequence[Mapping[str, float]]  # of each answer the stages' milliseconds, and `client_ms`
 
 
@@ -35,7 +35,7 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
             name: _median(_values([run.memory_mb for run in runs], name)) for name in first.memory_mb
         },
         "alone": {
-            **{name: _median(_values(rounds, name)) for name in ("p50_ms", "p99_ms", "mean_ms")},
+            **{name: _median(_values(rounds, name)) for name in ("p50_ms", "p99_ms")},
             "rounds": rounds,
         },
         "cpu_ms": _median(_values(rounds, "cpu_ms")) or 0.0,

@@ -57,7 +57,6 @@ def test_answers_keep_their_request_time_and_content() -> None:
         late_ms=np.array([1.0, 0.0, 0.0]),
         status=np.array([OK, OK, UNANSWERED]),
         degraded=np.zeros(3, bool),
-        generator_cpu_s=0.0,
         answers=[orjson.dumps(client), orjson.dumps(raw), b""],
         began_s=100.0,
     )

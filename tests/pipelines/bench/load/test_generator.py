@@ -241,7 +241,7 @@ def test_goodput_counts_over_the_time_in_which_answers_were_due() -> None:
     status[40], ms[40] = UNANSWERED, 20_000.0  # a caller waited 20 s for it
     ms[41] = 51.0
     degraded = np.isin(np.arange(101), [41, 50, 60, 70])
-    found = Load(due, ms, np.zeros(101), status, degraded, 0.0).summary(50.0)
+    found = Load(due, ms, np.zeros(101), status, degraded).summary(50.0)
     assert (found["good"], found["degraded_in_time"], found["degraded"], found["late"]) == (96, 3, 4, 1)
     assert found["good_per_s"] == pytest.approx(9.6)
     assert found["degraded_in_time_per_s"] == pytest.approx(0.3)
@@ -253,7 +253,7 @@ def test_every_request_is_counted_once(rows: list[tuple[int, float]]) -> None:
     status, ms = (np.array(column) for column in zip(*rows, strict=True))
     none, due = np.zeros(len(rows)), np.linspace(0.0, 4.0, len(rows))
     degraded = np.arange(len(rows)) % 3 == 0
-    found = Load(due, ms.astype(float), none, status, degraded & (status == OK), 0.0).summary(50.0)
+    found = Load(due, ms.astype(float), none, status, degraded & (status == OK)).summary(50.0)
     assert sum(found[kind] for kind in ("answered", "refused", "failed", "unanswered")) == len(rows)
     assert found["good"] + found["degraded_in_time"] + found["late"] == found["answered"]
     assert found["good_per_s"] == (found["good"] / 4.0 if len(rows) > 1 else None)
@@ -268,7 +268,6 @@ def test_a_generator_process_gives_the_same_load() -> None:
             load = generator.run(replace(PLAN, url=url, bodies=(b"a", b"bb"), seed=seed))
             assert load.answers == [b"a", b"bb"] * 25
             assert load.summary(1e6)["answered"] == 50
-            assert load.generator_cpu_s > 0
 
 
 @pytest.mark.slow

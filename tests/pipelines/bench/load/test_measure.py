@@ -61,7 +61,7 @@ def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
     ms = np.array(client_ms, float)
     flags = np.isin(np.arange(len(ms)), degraded)
     due = np.arange(len(ms)) / 10.0
-    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags, 0.0)
+    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags)
 
 
 def run_of(name: str = "some") -> ArmRun:
@@ -172,7 +172,7 @@ def send(seconds: float, requests: int, **plan: Any) -> Load:
     none = np.zeros(requests, bool)
     status = np.full(requests, OK)
     status[0] = 500
-    return Load(none * 0.0, none * 1.0, none * 0.0, status, none, 0.0)
+    return Load(none * 0.0, none * 1.0, none * 0.0, status, none)
 
 
 @pytest.mark.parametrize("each_mb", [0.0, 0.5])

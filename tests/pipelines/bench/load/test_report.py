@@ -27,7 +27,7 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
         "first_degraded": False,
         "choosing": {"p50": 1.25, "p99": 2.75},
         "memory_mb": {"rss": 300.4, "pss": 200.0},
-        "alone": {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50, "rounds": []},
+        "alone": {"p50_ms": p50, "p99_ms": 2 * p50, "rounds": []},
         "cpu_ms": cpu_ms,
         "stages": {"ranking": stage, "unexplained": stage, "client": {**ms, "share": 1.0}},
         "capacity": {
@@ -35,8 +35,8 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
             "rates": [0.5 * capacity, capacity, 2 * capacity],
         },
         "half": {
-            **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100, "answered": 99},
-            **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3, "late": 0},
+            **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100},
+            **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3},
         },
         "overload": {
             **{"goodput_ratio": 0.9, "degraded_ratio": 0.25, "refused": 7, "requests": 300},

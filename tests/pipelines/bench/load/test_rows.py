@@ -19,7 +19,7 @@ def load_of(ms: list[float], due_s: list[float], degraded: list[int]) -> Load:
     count = len(ms)
     flags = np.isin(np.arange(count), degraded)
     status = np.full(count, OK)
-    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags, 0.0)
+    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags)
 
 
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
@@ -27,7 +27,7 @@ def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
     server = cast(MeasuredServer, None)
     run = ArmRun(Arm("some", "a server"), server, (), 2.0, **more)
     for p50 in p50_ms:
-        times = {"p50_ms": p50, "p99_ms": 2 * p50, "mean_ms": p50}
+        times = {"p50_ms": p50, "p99_ms": 2 * p50}
         run.rounds.append({**times, "cpu_ms": p50 / 2})
     run.capacities = [Capacity(rate, ())]
     run.memory_mb = {"rss": 300.0, "pss": 200.0}
