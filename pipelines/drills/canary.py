@@ -27,7 +27,7 @@ from components.release.registry import RegistryUnreachable
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
-from components.rollout.plan import ROLLBACK, Pace, Release
+from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
 from feature_repo.errors import RecoError
