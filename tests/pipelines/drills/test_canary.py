@@ -38,7 +38,7 @@ def test_only_a_fault_that_no_gate_can_foresee_may_fail_answers() -> None:
     assert failed == {"failing-live": int(FAILING_LIVE * early)}
 
 
-@pytest.mark.parametrize("name", ["good", "registry-away", "alias-moved"])
+@pytest.mark.parametrize("name", ["good", "registry-away"])
 def test_a_case_whose_canary_is_aborted_has_an_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
