@@ -157,14 +157,14 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
             wire,
         )
 
-    return _exit_code(serve_given, lambda code, error: write_line(f"reco serve: {error}"))
+    return _exit_code(serve_given, lambda error: write_line(f"reco serve: {error}"))
 
 
-def _exit_code(run: Callable[[], None], say_why: Callable[[int, Exception], None]) -> int:
+def _exit_code(run: Callable[[], None], say_why: Callable[[RecoError], None]) -> int:
     try:
         run()
     except RecoError as error:
-        say_why(error.exit_code, error)
+        say_why(error)
         return error.exit_code
     return 0
 
@@ -193,7 +193,7 @@ def _be_a_child(bundle: Path, control: socket.socket, http_socket: socket.socket
         threading.Thread(target=end_with, args=(control,), name="parent", daemon=True).start()
         return _exit_code(
             lambda: _answer(bundle, Settings.from_env(), home, http_socket, tell),
-            lambda code, error: tell({"event": "failed", "message": str(error), "exit_code": code}),
+            lambda error: tell({"event": "failed", "message": str(error), "exit_code": error.exit_code}),
         )
 
 

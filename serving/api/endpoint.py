@@ -93,8 +93,8 @@ class Endpoint(ModelServer):
     def start(
         self,
         checkout: Checkout,
-        on_ready: Callable[[str, str], None] | None = None,
-        at_end: Callable[[], Awaitable[None]] | None = None,
+        on_ready: Callable[[str, str], None],
+        at_end: Callable[[], Awaitable[None]] | None,
     ) -> None:
         """Serve until SIGTERM or SIGINT.
 
@@ -146,7 +146,7 @@ class Endpoint(ModelServer):
     async def _run(
         self,
         app: Limits,
-        on_ready: Callable[[str, str], None] | None,
+        on_ready: Callable[[str, str], None],
         at_end: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -163,7 +163,7 @@ class Endpoint(ModelServer):
         serving = asyncio.create_task(self._http.serve(sockets=[self._http_socket]))
         while not self._http.started and not serving.done():
             await asyncio.sleep(0.005)
-        if self._http.started and on_ready is not None:
+        if self._http.started:
             on_ready(f"http://{_address(self._http_socket)}", grpc_address)
         await serving
         if self._stopping is not None:
