@@ -47,7 +47,7 @@ def claim_port(port: int, option: str) -> int:
 
 
 def page(url: str, timeout_s: float) -> bytes:
-    """Return what a part of this machine answers; OSError or HTTPException if it does not."""
+    """Return the answer of a part of this machine; OSError or HTTPException without one."""
     with _DIRECT.open(url, timeout=timeout_s) as answer:
         return bytes(answer.read())
 
