@@ -97,7 +97,7 @@ def _burns(one: dict[str, Any], burn: dict[str, Any]) -> str:
 
 
 def _alert(one: dict[str, Any], slo: dict[str, Any], expr: str, severity: str, burn: str) -> dict[str, Any]:
-    notes = {"summary": one["shopper"], "runbook_url": f"{slo['runbooks']}{one['name']}/"}
+    notes = {"summary": one["shopper"], "runbook_url": f"{slo['runbooks']}{one['name']}.html"}
     if burn:
         notes["description"] = f"The error budget of {1 - one['goal']:.1%} burns {burn}: {one['says']}."
     labels = {"severity": severity, "owner": one["owner"]}
@@ -156,7 +156,7 @@ def dashboard(one: dict[str, Any], slo: dict[str, Any], place: int) -> dict[str,
             limit = {"color": "red", "value": round(1 - goals[objective], 6)}
             defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": "green", "value": None}, limit]}
             defaults["custom"] = {"thresholdsStyle": {"mode": "line"}}
-            links = [{"title": "Runbook", "url": f"{slo['runbooks']}{objective}/"}]
+            links = [{"title": "Runbook", "url": f"{slo['runbooks']}{objective}.html"}]
         panels.append(
             {
                 "id": number + 1,

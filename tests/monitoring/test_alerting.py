@@ -66,13 +66,14 @@ def test_every_metric_of_a_rule_or_a_panel_exists() -> None:
 def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
     pages = {file.stem for file in (ROOT / "docs" / "runbooks").glob("*.md")} - {"index"}
     assert pages == {alert["alert"] for alert in ALERTS}
-    nav = (ROOT / "mkdocs.yml").read_text()
-    assert all(f"runbooks/{page}.md" in nav for page in pages)
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert all(f"runbooks/{page}.md" in site for page in pages)
+    assert "\nuse_directory_urls: false" in site, "pages would be folders, and the links end in .html"
     for alert in ALERTS:
         assert alert["labels"]["severity"] in ("page", "ticket")
         assert alert["labels"]["owner"]
         assert alert["annotations"]["summary"]
-        assert alert["annotations"]["runbook_url"].endswith(f"/{alert['alert']}/")
+        assert alert["annotations"]["runbook_url"].endswith(f"/runbooks/{alert['alert']}.html")
 
 
 def test_a_burn_needs_the_long_and_the_short_window_and_a_page_the_last_minute_too() -> None:
@@ -123,7 +124,7 @@ def test_a_board_has_its_own_id_and_a_panel_the_line_of_its_objective() -> None:
         for panel in board["panels"]:
             assert panel["fieldConfig"]["defaults"]["unit"]
             for link in panel["links"]:
-                goal = goals[link["url"].split("/")[-2]]
+                goal = goals[link["url"].split("/")[-1].removesuffix(".html")]
                 steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
                 assert steps[-1]["value"] == pytest.approx(1 - goal)
 
