@@ -1,6 +1,6 @@
-# bundles: written once, see bundle_lock_days. data: events, features, prediction logs. mlflow: its artifacts.
+# bundles: written once, see bundle_lock_days. mlflow: its artifacts. Events and logs are in aws_efs_file_system.shared.
 resource "aws_s3_bucket" "main" {
-  for_each            = toset(["bundles", "data", "mlflow"])
+  for_each            = toset(["bundles", "mlflow"])
   bucket              = "${local.name}-${each.key}-${data.aws_caller_identity.current.account_id}"
   object_lock_enabled = each.key == "bundles"
 }

@@ -1,7 +1,6 @@
 # One role a workload, for its service account alone (EKS Pod Identity).
 locals {
   bucket = { for name, bucket in aws_s3_bucket.main : name => bucket.arn }
-  read   = ["s3:GetObject", "s3:ListBucket"]
   write  = ["s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:AbortMultipartUpload"]
   key    = { actions = ["kms:Decrypt", "kms:GenerateDataKey"], resources = [aws_kms_key.data.arn] }
 
@@ -12,17 +11,8 @@ locals {
       namespace       = "checkout"
       service_account = "checkout"
       statements = [
-        { actions = local.read, resources = [local.bucket.bundles, "${local.bucket.bundles}/*"] },
+        { actions = ["s3:GetObject", "s3:ListBucket"], resources = [local.bucket.bundles, "${local.bucket.bundles}/*"] },
         { actions = ["kms:Decrypt"], resources = [aws_kms_key.data.arn] },
-      ]
-    }
-    pipeline = {
-      namespace       = "kubeflow"
-      service_account = "pipeline-runner"
-      statements = [
-        { actions = local.write, resources = [local.bucket.data, "${local.bucket.data}/*"] },
-        { actions = local.read, resources = [local.bucket.bundles, "${local.bucket.bundles}/*"] },
-        local.key,
       ]
     }
     mlflow = {

@@ -79,7 +79,7 @@ def test_buckets_roles_images_and_keys_are_applied_and_stay_as_applied(initialis
         assert not [address for address in changed if address.startswith(APPLIED)], changed
         # As the double of AWS gave them back.
         there = plan["prior_state"]["values"]["root_module"]["resources"]
-        assert len([one for one in there if one["type"] == "aws_s3_bucket"]) == 3
+        assert len([one for one in there if one["type"] == "aws_s3_bucket"]) == 2
         [lock] = [one for one in there if one["type"] == "aws_s3_bucket_object_lock_configuration"]
         assert lock["values"]["rule"][0]["default_retention"][0]["mode"] == "GOVERNANCE"
     finally:

@@ -144,8 +144,8 @@ run "everything" {
     error_message = "A release from CI has more rights in the cluster than its group."
   }
   assert {
-    condition     = aws_s3_bucket.main["bundles"].object_lock_enabled && !aws_s3_bucket.main["data"].object_lock_enabled
-    error_message = "Bundles are not write-once, or data that must be erased is."
+    condition     = aws_s3_bucket.main["bundles"].object_lock_enabled && !aws_s3_bucket.main["mlflow"].object_lock_enabled
+    error_message = "Bundles are not write-once, or MLflow can delete nothing."
   }
   assert {
     condition     = alltrue([for block in aws_s3_bucket_public_access_block.main : block.block_public_policy && block.restrict_public_buckets])
