@@ -86,9 +86,9 @@ infra: $(READY) ## check images, manifests and Terraform with every tool that is
 	PATH="$$PWD/$(BIN):$$PATH" BUILD_IMAGES=1 APPLY_TERRAFORM=1 \
 	    $(BIN)/pytest -q -m "slow or not slow" tests/infra tests/monitoring/test_alerting.py
 
-# IMAGE is endpoint or pipeline; BUILDER any program that builds a Dockerfile.
+# IMAGE is endpoint or pipeline; BUILDER any program that builds a Dockerfile. The index of CPU wheels counts there, too.
 IMAGE ?= endpoint
-BUILDER ?= docker build
+BUILDER ?= docker build $(if $(PIP_EXTRA_INDEX_URL),--build-arg 'PIP_ARGS=--extra-index-url $(PIP_EXTRA_INDEX_URL)')
 image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
 	$(BIN)/python -m tests.infra.kernel_bundle build/kernel-bundle
 	$(BUILDER) -f infra/images/$(IMAGE).Dockerfile -t checkout-$(IMAGE) .

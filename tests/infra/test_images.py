@@ -77,6 +77,21 @@ def test_the_workflow_gives_each_argument_of_the_images() -> None:
 
 
 @pytest.mark.slow
+def test_make_image_gives_the_build_the_index_of_set_up() -> None:
+    """Without it the pipeline's image holds the CUDA build of torch, several GB more."""
+    index = "https://wheels.example/cpu"
+    done = subprocess.run(
+        ["make", "--dry-run", "--old-file=.venv/.ready", "image", "IMAGE=pipeline"],
+        cwd=ROOT,
+        env={**os.environ, "PIP_EXTRA_INDEX_URL": index},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"docker build --build-arg 'PIP_ARGS=--extra-index-url {index}' -f" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_container_starts_with_the_compiled_loops_of_its_image(tmp_path: Path) -> None:
     """The image is read-only and numba wants to write: the start copies the loops, numba must accept them."""
     asks = """
