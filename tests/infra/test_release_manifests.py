@@ -1,5 +1,6 @@
 """infra/kserve/release: strict schemas, least rights, and a command line that exists."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,26 @@ def test_no_pod_of_a_release_reads_answers(documents: Documents) -> None:
 
 def test_every_document_is_valid_and_the_jobs_are_restricted(documents: Documents) -> None:
     assert [*schemas(documents), *images(documents), *least_privilege(documents)] == []
+
+
+def test_the_guide_makes_one_folder_of_the_claims_of_releases_and_training(documents: Documents) -> None:
+    guide = (INFRA.parent / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"```yaml\n(apiVersion: v1\nkind: PersistentVolume\n.+?)```", guide, re.DOTALL)
+    made = list(yaml.safe_load_all(text))
+    assert list(schemas(made)) == []
+    claims = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]): one["spec"]
+        for one in of_kind([*documents, *made], "PersistentVolumeClaim")
+    }
+    volumes = [one["spec"] for one in of_kind(made, "PersistentVolume")]
+    assert len({one["csi"]["volumeHandle"] for one in volumes}) == len(volumes) == len(claims)
+    for volume in volumes:
+        claim = claims.pop((volume["claimRef"]["namespace"], volume["claimRef"]["name"]))
+        assert volume["capacity"] == claim["resources"]["requests"]
+        assert [volume[name] for name in ("accessModes", "storageClassName")] == [
+            claim[name] for name in ("accessModes", "storageClassName")
+        ]
+    assert "create-access-point --file-system-id FILE_SYSTEM --posix-user Uid=10001,Gid=10001" in guide
 
 
 def test_a_release_reaches_the_credentials_of_its_role(documents: Documents) -> None:

@@ -113,6 +113,15 @@ def test_the_plan_of_the_workflow_has_every_variable_of_the_apply() -> None:
     assert by_job["state_bucket"] == job["env"]["STATE"], "the bucket that `init` reads"
 
 
+def test_the_guide_names_each_variable_of_the_workflows() -> None:
+    root = TERRAFORM.parents[1]
+    guide = (root / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
+    files = (root / ".github" / "workflows").glob("*.yml")
+    used = {name for file in files for name in re.findall(r"\bvars\.(\w+)", file.read_text(encoding="utf-8"))}
+    assert len(used) > 10
+    assert sorted(name for name in used if f"`{name}`" not in guide) == []
+
+
 def test_each_workflow_takes_the_role_of_its_github_environment() -> None:
     roles = (TERRAFORM / "roles.tf").read_text(encoding="utf-8")
     trusted = dict(re.findall(r'ci-(\w+) = {\s+environment = "?([^"\n]+)"?\n', roles))
