@@ -11,7 +11,7 @@ import yaml
 from tests.infra.conftest import KSERVE
 from tests.infra.policies import Document, Documents, findings, of_kind
 from tests.infra.schemas import kserve_schema
-from tests.infra.sizes import unplaced
+from tests.infra.sizes import NODE_CPU, NODE_GIB, NODES, unplaced
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 
@@ -77,6 +77,22 @@ def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
     assert "during a release" in " ".join(unplaced(rendered(f"overlays/{overlay}"), smaller)), (
         "more nodes than it needs"
     )
+
+
+def test_the_guide_names_the_profile_whose_nodes_are_too_small_for_a_training_step() -> None:
+    root = KSERVE.parents[1]
+    steps = re.findall(
+        r'cpu="(\d+)", memory="(\d+)Gi"', (root / "pipelines" / "training.py").read_text(encoding="utf-8")
+    )
+    cpu, gib = (max(map(int, wanted)) for wanted in zip(*steps, strict=True))
+    too_small = set()
+    for overlay in OVERLAYS:
+        file = root / "infra" / "terraform" / "environments" / f"{overlay}.tfvars"
+        [kind] = re.findall(r'^nodes += { type = "(.+?)"', file.read_text(encoding="utf-8"), re.MULTILINE)
+        if NODES[kind][0] - NODE_CPU < cpu or NODES[kind][1] - NODE_GIB < gib:
+            too_small.add(overlay)
+    assert too_small == {"small"}
+    assert f"up to {cpu} processors and {gib} GiB, so it fits no node of the profile `small`" in GUIDE
 
 
 def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
