@@ -124,7 +124,7 @@ def test_a_board_has_its_own_id_and_a_panel_the_line_of_its_objective() -> None:
         for panel in board["panels"]:
             assert panel["fieldConfig"]["defaults"]["unit"]
             for link in panel["links"]:
-                goal = goals[link["url"].split("/")[-2]]
+                goal = goals[link["url"].split("/")[-1].removesuffix(".html")]
                 steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
                 assert steps[-1]["value"] == pytest.approx(1 - goal)
 
