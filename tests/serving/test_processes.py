@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from serving.metrics import FOLDER
-from serving.prediction_log import read_log
+from serving.prediction_log import _whole_batches, read_log
 from serving.processes import (
     LONGEST_PAUSE_S,
     LONGEST_READY_PAUSE_S,
@@ -339,6 +339,11 @@ def records(client: httpx.Client) -> dict[str, float]:
     return counts | {"lost": counts["taken"] - accounted}
 
 
+def streamed(log: Path) -> int:
+    """Return how many records are in the log's open segments, which a killed process leaves behind."""
+    return sum(len(batch) for file in log.glob(".*.tmp") for batch in _whole_batches(file.read_bytes()))
+
+
 def is_still(client: httpx.Client) -> bool:
     """Whether the counts stay: a process that lives writes its records each second."""
     before = records(client)
@@ -365,6 +370,7 @@ def test_the_records_that_a_killed_process_loses_are_counted(
         with calling(running.http, 4) as seen:
             eventually(lambda: len(seen.answers) > 60, 120)
         assert records(client)["open"] == len(seen.answers)  # at once: what waits in a queue is not lost
+    eventually(lambda: streamed(settings.prediction_log_dir) == len(seen.answers), 120)
     for pid in workers(running.process.pid):  # one of them may have taken all requests
         kill(pid)
     with httpx.Client(base_url=running.http, timeout=60) as client:
