@@ -284,7 +284,7 @@ def full(found: Any) -> str:
     machine = f"{found['machine']['cores']} cores of an {found['machine']['cpu']}"
     return (
         f"## All five teachers\n\nCommit {found['commit']}, {machine}.\n"
-        "The second run had the tests beside it.\n\n"
+        "The second run had the tests beside it. Both students learned for three epochs, not five.\n\n"
         + table(columns, rows)
         + "\nAn interval is of one run alone: it does not compare the two. `full.json` has these numbers.\n"
     )
