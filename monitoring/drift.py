@@ -24,7 +24,6 @@ from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share, psi
 from monitoring.reports import evidently_psi, show_numbers, write_report
-from monitoring.sessions import asked_at
 from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
@@ -128,7 +127,7 @@ def drift_of_log(
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
-        days = asked_at(found).dt.normalize().nunique()
+        days = found["answered_at"].to_pandas().dt.normalize().nunique()
         return log_tables(found, expected, categories, embeddings), days
 
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report)

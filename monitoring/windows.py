@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from feature_repo.events import Dataset, lines_bought
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
-from monitoring.sessions import asked_at
 from serving.prediction_log import feature_names, feature_rows
 from serving.release.manifest import read_manifest
 from serving.stages.item_index import read_faiss
@@ -271,7 +270,7 @@ def basket_lines(records: pa.Table) -> tuple[pd.Series, pd.Series]:
 def _requests(records: pa.Table, embeddings: Embeddings) -> pd.DataFrame:
     frame = records.select(["rung", "store_id"]).to_pandas()
     region = embeddings.regions_of(*basket_lines(records)).reindex(frame.index).astype(object)
-    return frame.assign(basket_region=region, week=_weeks(asked_at(records)))
+    return frame.assign(basket_region=region, week=_weeks(records["answered_at"].to_pandas()))
 
 
 def _weeks(at: pd.Series) -> np.ndarray:

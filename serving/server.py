@@ -34,6 +34,7 @@ from serving.settings import SettingInvalid, Settings, unknown_variables, variab
 if TYPE_CHECKING:
     from serving.wiring import Wiring
 
+EVERY_HOST = {"0.0.0.0", "::"}
 ENDING_S = 3.0  # that a port may still be taken by an endpoint that was just killed
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
             cannot be read.
     """
     host, _, port = settings.metrics_address.rpartition(":")
-    ports = [number for number in (settings.http_port, settings.grpc_port, int(port or 0)) if number]
+    ports = [number for number in (settings.http_port, settings.grpc_port) if number]
+    if port and (host == settings.host or EVERY_HOST & {host.strip("[]"), settings.host}):
+        ports.append(int(port))
     if len(set(ports)) < len(ports):
         raise SettingInvalid(
             f"of {variable('http_port')}, {variable('grpc_port')} and {variable('metrics_address')} two are "

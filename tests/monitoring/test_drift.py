@@ -325,8 +325,9 @@ def test_a_till_with_a_wrong_clock_adds_no_day(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
 ) -> None:
     made = records(240, bundle_id, seed=5)  # five days
-    year_9999 = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-    made[0] = replace(made[0], request=replace(made[0].request, at=year_9999))
+    for one, year in enumerate((9999, 2015)):
+        wrong = datetime(year, 1, 1, tzinfo=UTC).timestamp()
+        made[one] = replace(made[one], request=replace(made[one].request, at=wrong))
     verdict = drift_of_log(bundle, log(made), Window())
     assert verdict.status == "insufficient_data"
     assert "on 5 days, a whole week" in verdict.reason
