@@ -269,9 +269,6 @@ class _HttpProtocol(HttpToolsProtocol):
         if not self._is_answering():  # else first the requests before it
             self._hang_up(400, "not_http", "the request is not HTTP/1.1")
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: Java's client offers HTTP/2 with each connection, and takes HTTP/1.1."""
-
     def _lingers(self) -> bool:
         """Say, once, whether only our side of the connection ends, and the rest of the body is still read.
 

@@ -344,20 +344,6 @@ def test_a_head_of_some_kilobytes_is_accepted() -> None:
     served(scenario)
 
 
-def test_a_client_that_offers_http_2_is_answered_over_http_1(caplog: pytest.LogCaptureFixture) -> None:
-    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        for request in (GOOD.replace(b"Host: x\r\n", b"Host: x\r\n" + offer), GOOD):
-            writer.write(request)
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            assert await reader.readexactly(2) == b"{}"
-
-    served(scenario)
-    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
-
-
 def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
     async def scenario(ask: Ask) -> None:
         for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
