@@ -23,13 +23,12 @@ from feature_repo.aggregates import UserEvents, no_events
 from feature_repo.queries import Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of
-from serving.prediction_log import feature_names, feature_rows, read_log, read_segments
+from serving.prediction_log import feature_names, feature_rows, join_segments, read_log, read_segments
 from serving.release.bundle import Bundle, load_bundle
 from serving.settings import Settings
 from serving.stages.ranking import rank
 from serving.stages.retrieval import build_query
 
-EPOCH = datetime.fromtimestamp(0, UTC)
 SCORE_TOLERANCE = 1e-6
 SETTLED_S = 10.0  # the stream archives events within seconds; younger answers wait for the next check
 
@@ -77,11 +76,10 @@ def replay(
     loaded = load_bundle(bundle)
     skipped: dict[str, int] = {}
     until = datetime.now(UTC) - timedelta(seconds=SETTLED_S)
-    # One after the other: a long log fits no memory.
-    segments = read_segments(log, until=until, features=False)
-    answered_us = [segment["answered_at"].cast(pa.int64()).to_numpy() for segment in segments]
-    times_us = np.sort(np.concatenate([np.empty(0, np.int64), *answered_us]))[-last:]
-    since = EPOCH + timedelta(microseconds=int(times_us[0])) if len(times_us) else None
+    # Of one segment after the other the times alone: a long log fits no memory.
+    segments = [one.select(["answered_at"]) for one in read_segments(log, until=until, features=False)]
+    times = join_segments(segments, features=False)["answered_at"]
+    since = times[max(len(times) - last, 0)].as_py() if len(times) else None
     records = read_log(log, since, until)
     records = records.slice(max(len(records) - last, 0))
     if len(records) and feature_names(records) != list(DENSE_NAMES):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 ALPHA = 0.001  # of one look at one share; a release takes about 60 looks
 POWER = 0.9
@@ -82,13 +83,7 @@ def read_metrics(text: str) -> tuple[SlotCounts, str]:
     """
     answers, errors, less, bundle = 0.0, 0.0, 0.0, ""
     buckets: dict[float, float] = {}
-    try:
-        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    except ValueError as error:
-        raise SeriesMissing(f"the page of metrics cannot be read ({error})") from error
-    for sample in samples:
-        if sample.name.startswith("reco_") and math.isnan(sample.value):
-            raise SeriesMissing(f"{sample.name} is not a number")
+    for sample in _samples(text):
         if sample.name == "reco_responses_total":
             answers += sample.value
             less += sample.value if sample.labels["rung"] != "full" else 0.0
@@ -101,6 +96,17 @@ def read_metrics(text: str) -> tuple[SlotCounts, str]:
     if not buckets or not bundle:
         raise SeriesMissing(f"{'reco_answer_seconds' if bundle else 'reco_bundle_info'} is missing")
     return SlotCounts(answers, errors, less, buckets), bundle
+
+
+def _samples(text: str) -> list[Sample]:
+    try:
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    except ValueError as error:
+        raise SeriesMissing(f"the page of metrics cannot be read ({error})") from error
+    for sample in samples:
+        if sample.name.startswith("reco_") and math.isnan(sample.value):
+            raise SeriesMissing(f"{sample.name} is not a number")
+    return samples
 
 
 @dataclass(frozen=True)
