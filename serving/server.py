@@ -65,8 +65,9 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
             cannot be read.
     """
     host, _, port = settings.metrics_address.rpartition(":")
+    host = host.strip("[]")
     ports = [number for number in (settings.http_port, settings.grpc_port) if number]
-    if port and (host == settings.host or EVERY_HOST & {host.strip("[]"), settings.host}):
+    if port and (host == settings.host or EVERY_HOST & {host, settings.host}):
         ports.append(int(port))
     if len(set(ports)) < len(ports):
         raise SettingInvalid(
@@ -75,7 +76,7 @@ def serve(bundle_path: Path, settings: Settings, home: Path | None = None, wire:
         )
     _check_certificates(settings)
     if port:
-        _bind(host.strip("[]"), int(port), "metrics_address", "metrics_address").close()  # to fail now
+        _bind(host, int(port), "metrics_address", "metrics_address").close()  # to fail now
     with (
         _bind(settings.host, settings.http_port, "http_port") as http_socket,
         _bind(settings.host, settings.grpc_port, "grpc_port") as grpc_socket,
