@@ -91,6 +91,11 @@ LONGEST_FIRST = (
 )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "toy_line" in getattr(item, "fixturenames", ()):  # making it trains for seconds
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
