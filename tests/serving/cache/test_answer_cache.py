@@ -155,20 +155,6 @@ def keys(count: int) -> list[AnswerKey]:
 # ------------------------------------------------------------------------------------ single flight
 
 
-def test_500_requests_for_one_list_compute_it_once() -> None:
-    async def act() -> None:
-        cache, compute = AnswerCache(), Computing()
-        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(500)]
-        await run_tasks()
-        compute.may_go.set()
-        assert set(await asyncio.gather(*waiting)) == {1}
-        assert await look_up(cache, KEY, compute) == 1
-        assert compute.count == 1
-        assert cache.in_flight(KEY) is None
-
-    asyncio.run(act())
-
-
 def test_a_failure_reaches_all_that_wait_and_is_not_stored() -> None:
     async def act() -> None:
         cache, compute = AnswerCache(), Computing()

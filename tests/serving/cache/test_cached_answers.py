@@ -452,13 +452,6 @@ def test_a_list_of_another_request_is_no_fallback(cached: Recommender) -> None:
         assert answer.rung in ("segment", "popular")
 
 
-def test_without_a_cache_there_is_no_cached_rung(toy_bundle: Path) -> None:
-    recommender = open_recommender(toy_bundle, open_store("memory:"))
-    ask_all(recommender, Counting(), NOBODY)
-    (answer,) = ask_all(recommender, Counting(RankerUnavailable("gone")), NOBODY)
-    assert answer.rung == "segment"
-
-
 def test_a_cached_list_is_shown_with_current_facts_fresh_or_stale(toy_bundle: Path, tmp_path: Path) -> None:
     facts = open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}")
     log = PredictionLog(tmp_path / "log", DENSE_NAMES)
@@ -499,18 +492,6 @@ def test_a_short_stale_list_is_shown_if_it_is_complete(cached: Recommender, whol
     cached.answers._lists[digest] = kept._replace(ranked=short, expires_at=0.0)  # type: ignore[union-attr]
     (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
     assert answer.rung == rung
-
-
-def test_an_error_in_the_stale_lists_costs_no_answer(
-    cached: Recommender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(cached, "last_kept", broken)
-    (answer,) = ask_all(cached, Counting(RankerUnavailable("gone")), NOBODY)
-    assert (answer.rung, answer.degraded_reason) == ("segment", "ranker_unavailable")
-    assert "a kept list cannot be used" in caplog.text
 
 
 def test_a_request_past_its_deadline_takes_a_cached_list(cached: Recommender) -> None:

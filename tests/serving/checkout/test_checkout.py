@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -38,12 +37,6 @@ def ask(
     recommender: Recommender, *, rank: Rank = rank_here, request: Request = REQUEST, limit_s: float = 1e6
 ) -> Response:
     return asyncio.run(Checkout(recommender, 1e6, rank).answer(request, call(limit_s)))
-
-
-def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
-    answer, expected = ask(recommender), recommender.recommend(REQUEST)
-    assert structs.replace(answer, stage_ms={}) == structs.replace(expected, stage_ms={})
-    assert answer.rung == "full"
 
 
 def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: Recommender) -> None:
@@ -168,16 +161,6 @@ def test_broken_retrieval_is_answered_by_the_store_s_best_sellers(recommender: R
     assert {item.source for item in answer.items} == {"store"}
 
 
-def test_with_every_part_broken_the_answer_is_an_empty_list(
-    recommender: Recommender, caplog: pytest.LogCaptureFixture
-) -> None:
-    nothing = Recommender(recommender.bundle, open_store("memory:"))
-    nothing.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
-    answer = ask(nothing)
-    assert (answer.items, answer.rung, answer.degraded) == ((), "empty", True)
-    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
-
-
 def test_the_fallback_knows_best_sellers_for_a_profile_of_another_bundle(recommender: Recommender) -> None:
     expected = recommender.fallback(REQUEST, "test").items
     assert recommender.fallback(replace(REQUEST, profile="no such profile"), "test").items == expected != ()
@@ -235,21 +218,6 @@ def test_a_computing_request_is_counted_for_any_outcome(recommender: Recommender
 
     asyncio.run(ask_all())
     assert (seen, checkout.service.admission._computing) == ([1] * 4, 0)
-
-
-def test_a_swap_does_not_affect_requests_in_flight(recommender: Recommender) -> None:
-    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
-
-    async def swap_while_ranking() -> tuple[Response, Response]:
-        async def rank(turn: Turn) -> np.ndarray:
-            checkout.recommender = other
-            return await rank_here(turn)
-
-        checkout = Checkout(recommender, 1e6, rank)
-        return await checkout.answer(REQUEST, call()), await checkout.answer(REQUEST, call())
-
-    first, second = asyncio.run(swap_while_ranking())
-    assert [first.bundle_id, second.bundle_id] == [recommender.bundle.bundle_id, "other"]
 
 
 def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommender) -> None:
@@ -378,7 +346,8 @@ def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
 
     recommender.answers = AnswerCache()
     monkeypatch.setattr(recommender, broken, raises)
-    answer_without_leak(caplog, Checkout(recommender, 1e6, gone))
+    answer = answer_without_leak(caplog, Checkout(recommender, 1e6, gone))
+    assert answer.rung == ("empty" if broken == "fallback" else "popular")
     assert "in raises" in caplog.text
 
 
