@@ -3,12 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.settings import (
-    SettingInvalid,
-    Settings,
-    configured_home,
-    unknown_variables,
-)
+from serving.settings import SettingInvalid, Settings, configured_home, unknown_variables
 
 
 def test_each_field_is_read_from_its_variable_and_written_back() -> None:

@@ -131,11 +131,13 @@ def test_too_few_answers_hold_and_then_abort(cluster: ToyCluster, monkeypatch: p
         cluster.release()
 
 
+def park_blue(cluster: ToyCluster) -> None:
+    parked = {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}}
+    cluster.objects.merge(("inferenceservices", "checkout", "checkout-blue"), parked)
+
+
 def test_without_a_stable_slot_there_is_nothing_to_compare(cluster: ToyCluster) -> None:
-    cluster.objects.merge(
-        ("inferenceservices", "checkout", "checkout-blue"),
-        {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}},
-    )
+    park_blue(cluster)
     states = seen(cluster)
     record = cluster.release()
     assert (record.state, [state for state, _ in states]) == ("done", ["hold"])
@@ -515,10 +517,7 @@ def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(clu
 def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_pods_are(
     cluster: ToyCluster,
 ) -> None:
-    cluster.objects.merge(
-        ("inferenceservices", "checkout", "checkout-blue"),
-        {"metadata": {"annotations": {"serving.kserve.io/stop": "true"}}},
-    )
+    park_blue(cluster)
     die_at(cluster, 100)
     before = cluster.state()
     with pytest.raises(NoRelease, match="no version was served before 2, and slot blue has no pods"):

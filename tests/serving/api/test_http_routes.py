@@ -224,7 +224,7 @@ BODIES: dict[str, object] = {
 @pytest.mark.slow  # importing kserve takes seconds
 @pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated")  # KServe's encoder of answers
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_v1_answers_match_the_kserve_route_byte_for_byte(
+async def test_v1_answers_match_the_kserve_route_byte_for_byte(
     recommender: Recommender, body: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx
@@ -241,16 +241,12 @@ def test_v1_answers_match_the_kserve_route_byte_for_byte(
     plane = _DataPlane(model_registry=registry)
     ours = build_app(plane, ModelRepositoryExtension(registry), checkout, Settings())
     stock = Limits(ours._app, Settings())  # the same application without our routes
-
-    async def both() -> list[httpx.Response]:
-        answers = []
-        for app in (ours, stock):
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                answers.append(await client.post(PREDICT, json=body))
-        return answers
-
-    short, long = asyncio.run(both())
+    answers = []
+    for app in (ours, stock):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answers.append(await client.post(PREDICT, json=body))
+    short, long = answers
     assert short.status_code == long.status_code
     assert dict(short.headers)["content-type"] == dict(long.headers)["content-type"]
     assert TIMES.sub(b"", short.content) == TIMES.sub(b"", long.content)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,31 +106,41 @@ def served(
     asyncio.run(run())
 
 
-def test_clients_that_connect_again_do_not_keep_the_server_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        limits = Limits(app, Settings(), {})
-        with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
-            address = listening.getsockname()
-            server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
-            take, taken = server._take, list[socket.socket]()
+def against_a_server(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of a scenario, which takes `ask` before the test's own arguments."""
 
-            async def take_and_connect_again(connection: socket.socket) -> None:
-                taken.append(connection)
-                with contextlib.suppress(ConnectionRefusedError):
-                    clients.enter_context(socket.create_connection(address))
-                await take(connection)
+    def test(**arguments: Any) -> None:
+        served(partial(scenario, **arguments))
 
-            monkeypatch.setattr(server, "_take", take_and_connect_again)
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            while not server.started:
-                await asyncio.sleep(0.005)
-            server.should_exit = True
-            clients.enter_context(socket.create_connection(address))  # it waits until the server shuts down
-            async with asyncio.timeout(60):
-                await serving
-            assert len(taken) == 1
+    _, *own = inspect.signature(scenario).parameters.values()
+    test.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return test
 
-    asyncio.run(run())
+
+async def test_clients_that_connect_again_do_not_keep_the_server_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = Limits(app, Settings(), {})
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
+        address = listening.getsockname()
+        server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
+        take, taken = server._take, list[socket.socket]()
+
+        async def take_and_connect_again(connection: socket.socket) -> None:
+            taken.append(connection)
+            with contextlib.suppress(ConnectionRefusedError):
+                clients.enter_context(socket.create_connection(address))
+            await take(connection)
+
+        monkeypatch.setattr(server, "_take", take_and_connect_again)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        server.should_exit = True
+        clients.enter_context(socket.create_connection(address))  # it waits until the server shuts down
+        async with asyncio.timeout(60):
+            await serving
+        assert len(taken) == 1
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -150,31 +162,27 @@ def refusal(answer: bytes) -> tuple[int, str]:
     return document["status"], document["detail"]
 
 
-def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
-    async def scenario(ask: Ask) -> None:
-        (silent, _), (reader, writer) = await ask(), await ask()
-        for _ in range(3):
-            writer.write(GOOD)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200")
-            assert await reader.readexactly(2) == b"{}"
-            await asyncio.sleep(0.25)
-        assert silent.at_eof() or await all_of(silent) == b""
-        assert await all_of(reader) == b""  # after the time that an idle connection is kept
-
-    served(scenario)
+@against_a_server
+async def test_a_connection_is_answered_and_an_idle_one_is_closed(ask: Ask) -> None:
+    (silent, _), (reader, writer) = await ask(), await ask()
+    for _ in range(3):
+        writer.write(GOOD)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert await reader.readexactly(2) == b"{}"
+        await asyncio.sleep(0.25)
+    assert silent.at_eof() or await all_of(silent) == b""
+    assert await all_of(reader) == b""  # after the time that an idle connection is kept
 
 
 @pytest.mark.parametrize(
     "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
 )
-def test_an_endless_head_is_refused(head: bytes) -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(head)
-        assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
-
-    served(scenario)
+@against_a_server
+async def test_an_endless_head_is_refused(ask: Ask, head: bytes) -> None:
+    reader, writer = await ask()
+    writer.write(head)
+    assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
 
 
 @contextlib.asynccontextmanager
@@ -191,32 +199,26 @@ async def dripping(writer: asyncio.StreamWriter, piece: bytes) -> AsyncIterator[
     task.cancel()
 
 
-def test_a_slowly_dripping_head_is_refused() -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(b"GET / HTTP/1.1\r\n")
-        async with dripping(writer, b"a: b\r\n"):
-            assert refusal(await all_of(reader))[0] == 408
-
-    served(scenario)
+@against_a_server
+async def test_a_slowly_dripping_head_is_refused(ask: Ask) -> None:
+    reader, writer = await ask()
+    writer.write(b"GET / HTTP/1.1\r\n")
+    async with dripping(writer, b"a: b\r\n"):
+        assert refusal(await all_of(reader))[0] == 408
 
 
-def test_line_ends_do_not_begin_a_request() -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        async with dripping(writer, b"\r\n"):
-            assert await all_of(reader) == b""
-
-    served(scenario)
+@against_a_server
+async def test_line_ends_do_not_begin_a_request(ask: Ask) -> None:
+    reader, writer = await ask()
+    async with dripping(writer, b"\r\n"):
+        assert await all_of(reader) == b""
 
 
-def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
-
-    served(scenario)
+@against_a_server
+async def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request(ask: Ask) -> None:
+    reader, writer = await ask()
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
 
 
 @pytest.mark.parametrize(
@@ -228,15 +230,13 @@ def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
     ],
     ids=["too long", "of a GET", "of no POST"],
 )
-def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(request_)
-        await reader.readuntil(b"\r\n\r\n")  # answered at once
-        async with dripping(writer, b"1\r\nx\r\n"):
-            await all_of(reader)
-
-    served(scenario)
+@against_a_server
+async def test_an_unread_body_holds_no_connection(ask: Ask, request_: bytes) -> None:
+    reader, writer = await ask()
+    writer.write(request_)
+    await reader.readuntil(b"\r\n\r\n")  # answered at once
+    async with dripping(writer, b"1\r\nx\r\n"):
+        await all_of(reader)
 
 
 @pytest.mark.parametrize("how", [b"Content-Length: 80000000", b"Transfer-Encoding: chunked"])
@@ -265,17 +265,15 @@ def test_a_client_that_keeps_sending_after_a_refusal_is_disconnected(how: bytes)
 
 
 @pytest.mark.parametrize("length", [BODY_LIMIT + 1, 100 * BODY_LIMIT])
-def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: int) -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
-        writer.write(b" " * (length - 1))
-        await asyncio.sleep(ARRIVAL_S / 2)
-        writer.write(b" " + GOOD)
-        answer = await reader.read()  # a reset would raise
-        assert refusal(answer) == (413, f"the body is longer than {BODY_LIMIT} bytes")
-
-    served(scenario)
+@against_a_server
+async def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(ask: Ask, length: int) -> None:
+    reader, writer = await ask()
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
+    writer.write(b" " * (length - 1))
+    await asyncio.sleep(ARRIVAL_S / 2)
+    writer.write(b" " + GOOD)
+    answer = await reader.read()  # a reset would raise
+    assert refusal(answer) == (413, f"the body is longer than {BODY_LIMIT} bytes")
 
 
 @pytest.mark.parametrize(
@@ -332,56 +330,48 @@ def test_endless_trailers_are_refused_while_they_arrive(piece: bytes) -> None:
     served(scenario)
 
 
-def test_a_head_of_some_kilobytes_is_accepted() -> None:
-    async def scenario(ask: Ask) -> None:
+@against_a_server
+async def test_a_head_of_some_kilobytes_is_accepted(ask: Ask) -> None:
+    reader, writer = await ask()
+    padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
+    for part in (GOOD[:20], GOOD[20:30] + padding, GOOD[30:]):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@against_a_server
+async def test_input_that_is_not_http_is_refused_and_never_echoed(ask: Ask) -> None:
+    for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
         reader, writer = await ask()
-        padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
-        for part in (GOOD[:20], GOOD[20:30] + padding, GOOD[30:]):
-            writer.write(part)
-            await asyncio.sleep(0.02)
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-
-    served(scenario)
-
-
-def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
-    async def scenario(ask: Ask) -> None:
-        for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
-            reader, writer = await ask()
-            writer.write(garbage)
-            answer = await all_of(reader)
-            assert refusal(answer) == (400, "the request is not HTTP/1.1")
-            assert b"PRIVATE" not in answer
-
-    served(scenario)
+        writer.write(garbage)
+        answer = await all_of(reader)
+        assert refusal(answer) == (400, "the request is not HTTP/1.1")
+        assert b"PRIVATE" not in answer
 
 
 @pytest.mark.parametrize(
     ("version", "hosts", "status"), [("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 2, 400), ("1.0", 0, 200)]
 )
-def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: int) -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        head = GOOD.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
-        writer.write(head.replace(b"Host: x\r\n", b"Host: x\r\n" * hosts))
-        answer = await all_of(reader)
-        assert answer.split()[1] == b"%d" % status
-        if status == 400:
-            assert refusal(answer) == (400, "expected one Host header")
-
-    served(scenario)
+@against_a_server
+async def test_a_missing_or_doubled_host_is_refused(ask: Ask, version: str, hosts: int, status: int) -> None:
+    reader, writer = await ask()
+    head = GOOD.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    writer.write(head.replace(b"Host: x\r\n", b"Host: x\r\n" * hosts))
+    answer = await all_of(reader)
+    assert answer.split()[1] == b"%d" % status
+    if status == 400:
+        assert refusal(answer) == (400, "expected one Host header")
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(GOOD * number + b"not HTTP at all\r\n\r\n")
-        *good, bad = (await all_of(reader)).split(b"HTTP/1.1 ")[1:]
-        assert [answer[:3] for answer in good] == [b"200"] * number
-        assert refusal(b"HTTP/1.1 " + bad)[0] == 400
-
-    served(scenario)
+@against_a_server
+async def test_good_requests_before_a_bad_one_are_answered(ask: Ask, number: int) -> None:
+    reader, writer = await ask()
+    writer.write(GOOD * number + b"not HTTP at all\r\n\r\n")
+    *good, bad = (await all_of(reader)).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in good] == [b"200"] * number
+    assert refusal(b"HTTP/1.1 " + bad)[0] == 400
 
 
 def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -438,17 +428,15 @@ def test_a_client_that_leaves_without_reading_its_answers_makes_no_traceback(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(4):
-            writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.sleep(2.0)
-        writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert len(await all_of(reader)) < 4 * len(LONG)
-
-    served(scenario)
+@against_a_server
+async def test_a_client_that_does_not_read_its_answers_is_disconnected(ask: Ask) -> None:
+    reader, writer = await ask()
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(4):
+        writer.write(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.sleep(2.0)
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert len(await all_of(reader)) < 4 * len(LONG)
 
 
 def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> None:
@@ -468,33 +456,29 @@ def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> Non
     served(scenario, most=5)
 
 
-def test_simultaneous_requests_are_all_answered() -> None:
+@against_a_server
+async def test_simultaneous_requests_are_all_answered(ask: Ask) -> None:
     """However long their turns take: no timeout runs for a client whose request has arrived."""
 
-    async def scenario(ask: Ask) -> None:
+    reader, writer = await ask()
+    body = b'{"a": "%s"}' % (b"7" * 3_000)
+    one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    writer.write(one * 50)
+    for _ in range(50):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
+
+
+@against_a_server
+async def test_a_slightly_too_long_head_is_refused_in_any_split(ask: Ask) -> None:
+    head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
+    for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
         reader, writer = await ask()
-        body = b'{"a": "%s"}' % (b"7" * 3_000)
-        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        writer.write(one * 50)
-        for _ in range(50):
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200")
-            assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
-
-    served(scenario)
-
-
-def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
-    async def scenario(ask: Ask) -> None:
-        head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
-        for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
-            reader, writer = await ask()
-            writer.write(head[:cut])
-            await asyncio.sleep(0.02)
-            writer.write(head[cut:])
-            assert refusal(await all_of(reader))[0] == 431
-
-    served(scenario)
+        writer.write(head[:cut])
+        await asyncio.sleep(0.02)
+        writer.write(head[cut:])
+        assert refusal(await all_of(reader))[0] == 431
 
 
 def test_a_request_does_not_wait_for_a_crowd_of_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,15 +596,13 @@ def test_without_a_file_limit_all_connections_fit(limits: dict[str, tuple[int, i
     assert room_for(100_000) == 100_000
 
 
-def test_the_body_behind_a_refused_head_is_discarded() -> None:
+@against_a_server
+async def test_the_body_behind_a_refused_head_is_discarded(ask: Ask) -> None:
     """A connection that is closed while a body comes is reset, and its client never reads the refusal."""
 
-    async def scenario(ask: Ask) -> None:
-        reader, writer = await ask()
-        writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 200000\r\n\r\n")  # without a Host
-        for _ in range(20):
-            writer.write(b"x" * 10_000)
-            await writer.drain()
-        assert refusal(await all_of(reader))[0] == 400
-
-    served(scenario)
+    reader, writer = await ask()
+    writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 200000\r\n\r\n")  # without a Host
+    for _ in range(20):
+        writer.write(b"x" * 10_000)
+        await writer.drain()
+    assert refusal(await all_of(reader))[0] == 400

@@ -66,7 +66,7 @@ def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: R
 
 
 @pytest.mark.parametrize("priority", ["checkout", "prefetch"])
-def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender, priority: str) -> None:
+async def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender, priority: str) -> None:
     """Later prefetches of one body would stand in the queue of the shoppers who pay."""
     asked: list[bool] = []
 
@@ -75,17 +75,14 @@ def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender,
             asked.append(urgent)
             return asyncio.get_running_loop().create_future() if len(asked) > 1 and not urgent else None
 
-    async def run() -> float:
-        checkout = Checkout(recommender, 10.0)
-        checkout._entrance = Entrance()  # type: ignore[assignment]
-        now = time.perf_counter()
-        of_body = Call(now, now + 0.05, "b", priority=priority)
-        turn = Turn(REQUEST, of_body, recommender, now)
-        await checkout.wait_turn(turn)
-        await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
-        return turn.call.deadline - turn.call.arrived
-
-    assert asyncio.run(run()) == pytest.approx(0.05)
+    checkout = Checkout(recommender, 10.0)
+    checkout._entrance = Entrance()  # type: ignore[assignment]
+    now = time.perf_counter()
+    of_body = Call(now, now + 0.05, "b", priority=priority)
+    turn = Turn(REQUEST, of_body, recommender, now)
+    await checkout.wait_turn(turn)
+    await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
+    assert (turn.call.deadline - turn.call.arrived) == pytest.approx(0.05)
     assert asked == [priority == "checkout"] * 2
 
 
@@ -333,10 +330,7 @@ def test_an_internal_error_logs_its_place_and_no_shopper_data(
 
 @pytest.mark.parametrize("broken", ["fallback", "last_kept", "key"])
 def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
-    recommender: Recommender,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: str,
+    recommender: Recommender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def raises(*_: object) -> None:
         raise KeyError(SECRET.user_id, SECRET.basket)
@@ -476,18 +470,14 @@ def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommend
     assert ask(recommender, rank=raises).degraded_reason == "predict_error"
 
 
-def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:
+async def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:
     checkout = Checkout(recommender, 1e6)
-
-    async def ask_often() -> None:
-        with checkout.rehearsing(recommender):
-            for _ in range(2 * FIRST):
-                await checkout.answer(REQUEST, call(math.inf))
-        assert checkout.service.budgets.ranking.of(100) == 0
-        for _ in range(FIRST):
-            await checkout.answer(REQUEST, call())
-
-    asyncio.run(ask_often())
+    with checkout.rehearsing(recommender):
+        for _ in range(2 * FIRST):
+            await checkout.answer(REQUEST, call(math.inf))
+    assert checkout.service.budgets.ranking.of(100) == 0
+    for _ in range(FIRST):
+        await checkout.answer(REQUEST, call())
     budgets = checkout.service.budgets
     for budget in (budgets.features, budgets.retrieval, budgets.reranking):
         assert 0 < budget.of() < 1

@@ -308,9 +308,7 @@ def test_a_boost_lifts_a_low_item_and_gives_its_reason(recommender: Recommender)
     assert answer.items[0].reason == f"{low.reason}; raised by own week"
 
 
-def test_reserved_slots_hold_their_kind_and_the_others_the_best(
-    recommender: Recommender,
-) -> None:
+def test_reserved_slots_hold_their_kind_and_the_others_the_best(recommender: Recommender) -> None:
     before = {item(code) for code in (5, 50, 51, 120, 10)}
     usual = recommender.recommend(LOUD)
     assert set(ids(usual)[:4]) == before - {item(5)}, "this shop's model puts what was bought before first"

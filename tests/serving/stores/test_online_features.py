@@ -114,29 +114,18 @@ def test_sqlite_is_opened_read_only(sqlite: SqliteStore) -> None:
         sqlite._connection.execute("DELETE FROM checkout_user_history")
 
 
-def _missing(path: Path) -> None:
-    path.unlink()
-
-
-def _not_a_database(path: Path) -> None:
-    path.write_bytes(b"these are no pages of a database" * 100)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:5_000])
-
-
 @pytest.mark.parametrize(
     "break_it",
-    [_missing, _not_a_database, _empty, _cut_short],
-    ids=lambda f: f.__name__,
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(b"these are no pages of a database" * 100),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(file.read_bytes()[:5_000]),
+    ],
+    ids=["missing", "no database", "empty", "cut short"],
 )
 def test_a_broken_sqlite_store_is_unavailable_and_recovers(
-    break_it: Callable[[Path], None], database: Path, sqlite: SqliteStore, tmp_path: Path
+    break_it: Callable[[Path], object], database: Path, sqlite: SqliteStore, tmp_path: Path
 ) -> None:
     good = tmp_path / "good.db"
     shutil.copy(database, good)
