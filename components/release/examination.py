@@ -164,11 +164,7 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
         verdicts |= _verdicts_on(scores)
     if any(verdicts.values()):
         return measured
-    measured |= {
-        "baskets": baskets,
-        "sampled": len(tasks),
-        "index_recall": index_recall(bundle, asked),
-    }
+    measured |= {"baskets": baskets, "sampled": len(tasks), "index_recall": index_recall(bundle, asked)}
     try:
         theirs = None if champion is None else load_bundle(champion)
     except BundleInvalid as error:

@@ -18,10 +18,7 @@ from serving.api.endpoint import _Statuses
 from serving.api.grpc_service import MAX_WATCHES, Health, RecommendationsService
 from serving.checkout.checkout import Checkout, Turn, rank_here
 from serving.proto.recommendations_pb2 import Priority, RecommendRequest, RecommendResponse
-from serving.proto.recommendations_pb2_grpc import (
-    RecommendationsStub,
-    add_RecommendationsServicer_to_server,
-)
+from serving.proto.recommendations_pb2_grpc import RecommendationsStub, add_RecommendationsServicer_to_server
 from serving.schemas import Request
 
 AT = 1_512_498_600.25
