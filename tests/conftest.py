@@ -4,10 +4,12 @@ It imports numpy and redis only. torch, kfp, mlflow, feast, evidently and kserve
 module imports its own needs.
 """
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -138,6 +140,16 @@ def refuse_skip(report: Any) -> Any:
                 "install what the test needs, or add the reason there"
             )
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

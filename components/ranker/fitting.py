@@ -53,15 +53,7 @@ def fit(
     call: nn.Module = _Logits(model)
     if workers > 1:
         call = DistributedDataParallel(call)
-    # All parameters of a table's module: with rounding in the loop, `weight` itself is not a parameter.
-    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    tables = [weight for module in embeddings for weight in module.parameters()]
-    others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
-    groups: list[dict[str, Any]] = [
-        {"params": others},
-        {"params": tables, "weight_decay": settings.table_decay},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
+    optimizer = _optimizer(model, settings)
     lists = len(data.start) - 1
     batches = max(1, math.ceil(lists / settings.batch_size))
     epochs = max(settings.epochs, math.ceil(LEAST_STEPS / batches))
@@ -94,6 +86,18 @@ def fit(
         curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
         log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
     return curve
+
+
+def _optimizer(model: Ranker, settings: RankerParams) -> torch.optim.Optimizer:
+    # All parameters of a table's module: with rounding in the loop, `weight` itself is not a parameter.
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    tables = [weight for module in embeddings for weight in module.parameters()]
+    others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
+    groups: list[dict[str, Any]] = [
+        {"params": others},
+        {"params": tables, "weight_decay": settings.table_decay},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
 
 
 class _Logits(nn.Module):

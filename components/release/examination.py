@@ -164,11 +164,7 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
         verdicts |= _verdicts_on(scores)
     if any(verdicts.values()):
         return measured
-    measured |= {
-        "baskets": baskets,
-        "sampled": len(tasks),
-        "index_recall": index_recall(bundle, asked),
-    }
+    measured |= {"baskets": baskets, "sampled": len(tasks), "index_recall": index_recall(bundle, asked)}
     try:
         theirs = None if champion is None else load_bundle(champion)
     except BundleInvalid as error:
@@ -180,19 +176,23 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     if any(verdicts.values()):
         return measured
     if theirs is not None:
-        translated = [_translate(task, bundle.statistics, theirs.statistics) for task in tasks]
-        counts = Nightly(theirs, purchases, pd.Timestamp(bundle.manifest["cut"]))
-        champions, _ = serve(theirs, translated, counts)
-        pairs = (_headline(tally) for tally in (served, champions))
-        interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
-        measured["champion"] = {**_means(champions), "interval": interval}
-        start = pd.Timestamp(bundle.manifest["cut"])
-        both = {"challenger": bundle, "champion": theirs}
-        measured["known"] = {
-            name: known_share(one.statistics, purchases, start) for name, one in both.items()
-        }
+        measured |= _beside(theirs, bundle, tasks, served, purchases)
     measured["latency"] = served_latency(bundle, theirs, asked)
     return measured
+
+
+def _beside(
+    champion: Bundle, challenger: Bundle, tasks: list[Task], served: Tally, purchases: Purchases
+) -> dict[str, Any]:
+    """Return the champion's quality on the challenger's tasks, and the share of sales that each one knows."""
+    start = pd.Timestamp(challenger.manifest["cut"])
+    translated = [_translate(task, challenger.statistics, champion.statistics) for task in tasks]
+    champions, _ = serve(champion, translated, Nightly(champion, purchases, start))
+    pairs = (_headline(tally) for tally in (served, champions))
+    interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
+    both = {"challenger": challenger, "champion": champion}
+    known = {name: known_share(one.statistics, purchases, start) for name, one in both.items()}
+    return {"champion": {**_means(champions), "interval": interval}, "known": known}
 
 
 def _verdicts_on(scores: np.ndarray) -> dict[str, str]:

@@ -86,35 +86,19 @@ def publish_features(
             for view, key in KEYS.items():
                 _delete_others(client, key, ids[view])
         written = ids[USER_VIEW] | set(tables[USER_VIEW]["user_id"].to_pylist())
-        while (now := stamp(root)) != seen:  # another erasure was requested during the write
-            seen, added = now, Forgotten.load(root)
-            gone = {
-                user: until
-                for user in written
-                if (until := added.until(user)) is not None and until != forgotten.until(user)
-            }
-            _erase(root, gone, online_store)
-            ids[USER_VIEW] -= gone.keys()
-            forgotten = added
+        ids[USER_VIEW] -= _erase_added(root, written, seen, forgotten, online_store)
     counts = {"users": len(ids[USER_VIEW]), "items": len(ids[ITEM_VIEW])}
-    since = _iso(begin)
     note = {
         "kind": "online_store",
         "store": "redis" if online_store else "sqlite",
-        "cut": since,
+        "cut": _iso(begin),
         "until": _iso(end),
         "bundle_id": promoted["bundle_id"],
         "created_at": _iso(datetime.now(UTC)),
         **counts,
     }
     write_json(root / "online_store.json", note)
-    log.info(
-        "online store: %d users as of %s, %d items as of %s",
-        counts["users"],
-        _iso(end),
-        counts["items"],
-        since,
-    )
+    log.info("online store: %(users)d users as of %(until)s, %(items)d items as of %(cut)s", note)
     return counts
 
 
@@ -142,13 +126,21 @@ def _publish_offline(
     return end, {USER_VIEW: set(users["user_id"].to_pylist()), ITEM_VIEW: set(items)}
 
 
-def _erase(root: Path, until: Mapping[str, int], redis_url: str) -> None:
-    """Remove users from the files just written: their erasure ran before these files existed."""
-    offline_store = root / "offline_store"
-    for user, end in until.items():
-        for file in (offline_store / EVENTS / BASE, offline_store / USER_VIEW / "snapshots.parquet"):
-            erase_rows(file, user, end)
-        erase_row(redis_url or f"sqlite:///{root / 'online_store.db'}", user, end)
+def _erase_added(
+    root: Path, written: set[str], seen: tuple[int, int] | None, forgotten: Forgotten, redis_url: str
+) -> set[str]:
+    """Remove and return the users whose erasure ran since the stamp `seen`, before these files existed."""
+    offline_store, erased = root / "offline_store", set[str]()
+    while (now := stamp(root)) != seen:
+        seen, added = now, Forgotten.load(root)
+        for user in written:
+            if (end := added.until(user)) is not None and end != forgotten.until(user):
+                for file in (offline_store / EVENTS / BASE, offline_store / USER_VIEW / "snapshots.parquet"):
+                    erase_rows(file, user, end)
+                erase_row(redis_url or f"sqlite:///{root / 'online_store.db'}", user, end)
+                erased.add(user)
+        forgotten = added
+    return erased
 
 
 def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,36 @@ def _mount(volume: str, state: str) -> Mount | None:
     return Mount(volume, state) if volume else None
 
 
+def _check_reachable(tracking_uri: str, volume: str) -> None:
+    if not tracking_uri.startswith(("http://", "https://")):
+        raise click.UsageError(
+            "a cluster needs --tracking-uri http(s)://…: its pods cannot reach a file of this machine"
+        )
+    if not volume:
+        raise click.UsageError(
+            "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
+            "volume there they end with the pod that wrote them"
+        )
+
+
+def _refuse_passwords(urls: Mapping[str, str]) -> None:
+    from pipelines.run.submit import PASSWORDS
+
+    for option, url in urls.items():
+        if re.search(r"://[^/@]*:[^/@]+@|password=", url):
+            raise click.UsageError(
+                f"{option} holds a password, and every user of the cluster can read a run's parameters: "
+                f"put it into a Secret with a key of {', '.join(PASSWORDS)}, and give --secret NAME; "
+                "a token for the API comes with --token-file"
+            )
+
+
+def _token_of_now(file: Path | None, before: str) -> str:
+    with contextlib.suppress(OSError, ValueError):  # the file is being replaced
+        return read_token(file) or before
+    return before
+
+
 @click.command("compile")
 @click.argument(
     "pipeline", type=click.Choice(["training", "watch"]), default="training", metavar="[PIPELINE]"
@@ -194,18 +225,10 @@ def submit(
     from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store, check_train_until
-    from pipelines.run.submit import PASSWORDS, Kubeflow, equipped, submit_pipeline, wait_for_run
+    from pipelines.run.submit import Kubeflow, equipped, submit_pipeline, wait_for_run
     from pipelines.training import arguments_of, training_of
 
-    if not tracking_uri.startswith(("http://", "https://")):
-        raise click.UsageError(
-            "a cluster needs --tracking-uri http(s)://…: its pods cannot reach a file of this machine"
-        )
-    if not volume:
-        raise click.UsageError(
-            "a cluster needs --volume PVC: champion and online store are files under --state, and without a "
-            "volume there they end with the pod that wrote them"
-        )
+    _check_reachable(tracking_uri, volume)
     mount = _mount(volume, state)
     given = parse_params(params)
     size: Size = "fast" if fast else "full"
@@ -222,14 +245,9 @@ def submit(
         )
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
-    urls = {"--online-store": arguments["online_store"], "--tracking-uri": tracking_uri, "--host": host}
-    for option, url in urls.items():
-        if re.search(r"://[^/@]*:[^/@]+@|password=", url):
-            raise click.UsageError(
-                f"{option} holds a password, and every user of the cluster can read a run's parameters: "
-                f"put it into a Secret with a key of {', '.join(PASSWORDS)}, and give --secret NAME; "
-                "a token for the API comes with --token-file"
-            )
+    _refuse_passwords(
+        {"--online-store": arguments["online_store"], "--tracking-uri": tracking_uri, "--host": host}
+    )
     check_online_store(arguments["online_store"])
     token = read_token(token_file)
     cluster = Kubeflow(host, experiment, namespace, token)
@@ -237,12 +255,7 @@ def submit(
     document = asdict(submitted)
     if wait:
         click.echo(f"{submitted.url}: waiting for its end", err=True)
-
-        def token_of_now() -> str:
-            with contextlib.suppress(OSError, ValueError):  # the file is being replaced
-                return read_token(token_file) or token
-            return token
-
+        token_of_now = functools.partial(_token_of_now, token_file, token)
         document["state"] = wait_for_run(host, submitted.run_id, token_of_now)
     context.answer(document, f"{document['url']}  {document['state'].lower()}")
     if wait and document["state"] != "SUCCEEDED":

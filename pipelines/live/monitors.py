@@ -27,6 +27,7 @@ from pipelines.live.supervisor import until_parent_ends
 
 EXEMPT = "BundleOld"
 SCRAPE_S = 5
+MOST_POINTS = 400  # of one series
 START_S = 60.0  # for a program to answer on a busy machine
 INSTALL = "apt install prometheus prometheus-alertmanager"
 
@@ -61,10 +62,10 @@ class Monitors:
         """Return the notices from a moment on."""
         return [notice for notice in list(self.notices) if notice.at >= began]
 
-    def series(self, query: str, points: int = 400) -> dict[str, list[tuple[float, float]]]:
+    def series(self, query: str) -> dict[str, list[tuple[float, float]]]:
         """Return the values of a query since the beginning, by its labels: seconds and value of each."""
         now, span_s = time.time(), time.monotonic() - self.began
-        times = {"start": now - span_s, "end": now, "step": max(span_s / points, SCRAPE_S)}
+        times = {"start": now - span_s, "end": now, "step": max(span_s / MOST_POINTS, SCRAPE_S)}
         asked = urllib.parse.urlencode({"query": query, **times})
         result = json.loads(page(f"{self.url}/api/v1/query_range?{asked}", START_S))["data"]["result"]
         return {

@@ -226,9 +226,9 @@ class Supervisor:
             self._shown = now
             self._show(states)
 
-    def _last_words(self, part: Part, lines: int = 5) -> str:
+    def _last_words(self, part: Part) -> str:
         file = self._logs / f"{part.name}.log"
-        said = spoken(tail(file))[-lines:]
+        said = spoken(tail(file))[-5:]
         return "".join(f"\n  {part.name}: {line[:300]}" for line in said) + f"\n  all it said: {file}"
 
 

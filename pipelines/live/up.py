@@ -77,11 +77,8 @@ def parts_of(
         NoBroker: no broker was named, and none is installed.
         KafkaSettingInvalid: the settings ask for what our own broker has not.
     """
-    settings = replace(
-        settings,
-        http_port=claim_port(wanted.port, "--port"),
-        grpc_port=claim_port(wanted.grpc_port, "--grpc-port"),
-    )
+    http_port, grpc_port = claim_port(wanted.port, "--port"), claim_port(wanted.grpc_port, "--grpc-port")
+    settings = replace(settings, http_port=http_port, grpc_port=grpc_port)
     parts = []
     if not settings.store_url and (program := store_program()):
         port = claim_port(wanted.store_port, "--store-port")
@@ -99,20 +96,7 @@ def parts_of(
         Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))
     )
     url = f"http://{settings.host}:{settings.http_port}"
-    serve = ["serving.server", "--home", home]
-    if wanted.slots:
-        serve = [CLUSTER, str(claim_port(0, ""))]
-    parts.append(
-        Part(
-            "endpoint",
-            [sys.executable, "-P", "-m", *serve],
-            env,
-            url,
-            lambda started: answers(f"{url}/healthz"),
-            ready_s=120,
-            grace_s=settings.drain_s + settings.grace_s + 2,
-        )
-    )
+    parts.append(_endpoint(settings, env, url, wanted.slots))
     # Beside a release, which is judged by its latency, nothing else shall take the processor.
     watch = _watch(home, env) if settings.log and not wanted.slots else None
     # A gateway shows the counters of either slot in turn, which are no series.
@@ -121,19 +105,28 @@ def parts_of(
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
-    if watch:
-        parts.append(watch)
+    parts += [watch] if watch else []
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))
         command += ["--from", wanted.since or champion.cut, "--endpoint", url]
-        parts.append(
-            Part("replay", command, env, f"{wanted.replay} x {wanted.speed:g}", lambda s: "", once=True)
-        )
+        parts.append(_once("replay", command, env, f"{wanted.replay} x {wanted.speed:g}"))
     if wanted.release:
         command = reco("--home", home, "release", wanted.release)
-        api = f"version {wanted.release}"
-        parts.append(Part("release", command, env, api, lambda started: "", once=True))
+        parts.append(_once("release", command, env, f"version {wanted.release}"))
     return parts
+
+
+def _once(name: str, command: list[str], env: dict[str, str], shown: str) -> Part:
+    return Part(name, command, env, shown, lambda started: "", once=True)
+
+
+def _endpoint(settings: Settings, env: dict[str, str], url: str, slots: bool) -> Part:
+    serve = [CLUSTER, str(claim_port(0, ""))] if slots else ["serving.server", "--home", str(settings.home)]
+    command = [sys.executable, "-P", "-m", *serve]
+    grace_s = settings.drain_s + settings.grace_s + 2
+    return Part(
+        "endpoint", command, env, url, lambda _: answers(f"{url}/healthz"), ready_s=120, grace_s=grace_s
+    )
 
 
 def _watch(home: str, env: dict[str, str]) -> Part:

@@ -24,9 +24,9 @@ _KINDS = {"FP32": "iuf", "INT32": "iu", "INT64": "iu", "BYTES": "OUS"}  # numpy 
 class Predictor(Model):
     """The ranker on its own, over the Open Inference Protocol, for a transformer elsewhere."""
 
-    def __init__(self, checkout: Checkout, name: str = "ranker") -> None:
+    def __init__(self, checkout: Checkout) -> None:
         """Take what holds the bundle: when it is swapped, this model's ranker is, too."""
-        super().__init__(name)
+        super().__init__("ranker")
         self._checkout = checkout
         self.ready = True
 

@@ -32,8 +32,8 @@ _INPUTS = {
 class Transformer(Model):
     """The whole path as one model, with the ranker collocated or behind it."""
 
-    def __init__(self, checkout: Checkout, name: str = "checkout") -> None:
-        super().__init__(name)
+    def __init__(self, checkout: Checkout) -> None:
+        super().__init__("checkout")
         self._checkout = checkout
         self.ready = True
 

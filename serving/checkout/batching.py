@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from serving.errors import RowsRefused
@@ -88,13 +89,9 @@ class Batcher:
         """Plan the next call: now, or at the end of the first request's longest wait."""
         if self._planned is not None:
             self._planned.cancel()
-            self._planned = None
         if self._waiting:
-            wait_s, loop = self._wait_s(), asyncio.get_running_loop()
             # Without a wait the call still comes after all that is ready in this turn of the loop.
-            self._planned = (
-                loop.call_later(wait_s, self._flush) if wait_s > 0 else loop.call_soon(self._flush)
-            )
+            self._planned = asyncio.get_running_loop().call_later(max(self._wait_s(), 0.0), self._flush)
 
     def _wait_s(self) -> float:
         rows = sum(member.rows for member in self._waiting) + self._waiting[-1].rows  # with one more like it
@@ -106,27 +103,21 @@ class Batcher:
         """Start one call, and plan the next for the requests that it leaves."""
         self._waiting = [member for member in self._waiting if not member.answer.done()]
         if self._waiting:
-            task = asyncio.get_running_loop().create_task(self._serve(self._take_batch()))
-            self._calls.add(task)
-            task.add_done_callback(self._ended)
+            # Sorting is stable: requests of one priority stay in the order of their arrival.
+            queue = sorted(self._waiting, key=lambda member: PRIORITIES.index(member.priority))
+            of_bundle = [member for member in queue if member.bundle_id == queue[0].bundle_id]
+            rows = accumulate(member.rows for member in of_bundle)
+            batch = [member for member, upto in zip(of_bundle, rows, strict=True) if upto <= self._max_rows]
+            self._begin(batch or of_bundle[:1])
         self._plan()
 
-    def _take_batch(self) -> list[_Waiting]:
-        """Take the members of the next call from the queue: at least one, all of one bundle."""
-        # Sorting is stable: requests of one priority stay in the order of their arrival.
-        first, *others = sorted(self._waiting, key=lambda member: PRIORITIES.index(member.priority))
-        batch, rows = [first], first.rows
-        for member in others:
-            if member.bundle_id == first.bundle_id:
-                rows += member.rows
-                if rows > self._max_rows:
-                    break
-                batch.append(member)
+    def _begin(self, batch: list[_Waiting]) -> None:
         self._waiting = [member for member in self._waiting if member not in batch]
-        now = _now()
         for member in batch:
-            BATCH_QUEUE_SECONDS.observe(now - member.since)
-        return batch
+            BATCH_QUEUE_SECONDS.observe(_now() - member.since)
+        task = asyncio.get_running_loop().create_task(self._serve(batch))
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
 
     async def _serve(self, batch: Sequence[_Waiting]) -> None:
         """Call the model; where it refuses the rows of several requests, once for each of them."""

@@ -252,7 +252,7 @@ SPECS: dict[str, dict[str, Any]] = {
                     }
                 ],
             }
-        ],
+        ]
     },
 }
 

@@ -50,10 +50,7 @@ class Builder:
         archive = self.place / "debian.tar"
         options = ["--variant=minbase", MERGED, *LEFT_OUT, f"--include={PACKAGES}"]
         made = subprocess.run(
-            ["mmdebstrap", *options, "bookworm", archive],
-            capture_output=True,
-            text=True,
-            check=False,
+            ["mmdebstrap", *options, "bookworm", archive], capture_output=True, text=True, check=False
         )
         if made.returncode:
             pytest.skip(f"{MISSING}: Debian's packages are not to be had ({made.stderr[-200:]})")

@@ -91,9 +91,7 @@ def test_the_options_of_the_jobs_exist(documents: Documents) -> None:
     assert "create job $JOB --from=cronjob/rollback" in REMEDIES.read_text()
 
 
-def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(
-    documents: Documents,
-) -> None:
+def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(documents: Documents) -> None:
     pace = Pace()
     compared = 1 + len(pace.weights)  # the shadow, and each weight below 100 %
     longest_s = WALL_S + 2 * pace.ready_s + compared * pace.longest_s + pace.hold_s
@@ -107,9 +105,7 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(
     assert allowed_s < role_s
 
 
-def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(
-    documents: Documents,
-) -> None:
+def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(documents: Documents) -> None:
     [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
     spec = job["spec"]["jobTemplate"]["spec"]
     [rule] = spec["podFailurePolicy"]["rules"]

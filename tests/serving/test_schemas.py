@@ -110,6 +110,8 @@ def test_bytes_are_checked_like_the_document_in_them() -> None:
         read_body(b'{"instances": [{"basket": []}, {"basket": [], "k": -1}]}', Instances)
     with pytest.raises(InvalidRequest, match=r"unknown field; expected instances$"):
         read_body(b'{"instances": [], "x": 1}', Instances)
+    with pytest.raises(InvalidRequest):  # deep, and not too deep to read
+        read_body(b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}", Instances)
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,6 @@ def test_a_dry_run_reports_and_changes_nothing(world: World) -> None:
     assert not (world.home / "champion.json").exists()
 
 
-def test_the_limits_of_the_gate_are_parameters(world: World) -> None:
-    world.register("one", 0.14)
-    with pytest.raises(TypeError, match="GateParams has no parameter 'over_blnd': did you mean 'over_blend'"):
-        world.promote(params={"over_blnd": 1.0})
-    assert world.promote(params={"over_blend": 1.05})["changed"]
-
-
 @pytest.mark.parametrize(
     ("made", "says"),
     [

@@ -373,11 +373,7 @@ class TestRedis:
         assert held(url) == allowed[1]
 
     def test_a_stop_while_writing_leaves_no_user_without_a_row(
-        self,
-        cache: tuple[str, redis.Redis],
-        features: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, cache: tuple[str, redis.Redis], features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url, _ = cache
         publish_features(features / "later", iso(LATER), PROMOTED, str(tmp_path), url)

@@ -9,12 +9,7 @@ import pytest
 
 from components.home import default_tracking_uri
 from components.release.history import Promotion, next_line
-from components.release.registry import (
-    Registry,
-    RegistryRefused,
-    RegistryUnreachable,
-    is_own_place,
-)
+from components.release.registry import Registry, RegistryRefused, RegistryUnreachable, is_own_place
 from tests.chaos.listening import http_answers
 
 
@@ -43,12 +38,7 @@ def test_a_dead_server_is_reported_in_seconds_without_its_password() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri",
-    [
-        "http://user:secret@127.0.0.1:abc",
-        "http://user:se@secret@127.0.0.1:abc",
-        "http://a b",
-    ],
+    "uri", ["http://user:secret@127.0.0.1:abc", "http://user:se@secret@127.0.0.1:abc", "http://a b"]
 )
 def test_what_is_no_url_is_named_without_its_password(uri: str) -> None:
     with pytest.raises(RegistryUnreachable, match="correct the tracking URI") as caught:

@@ -33,7 +33,7 @@ def path(record: Release) -> list[str]:
 def test_a_release_goes_through_every_state_in_order() -> None:
     steps = [f"step {weight} %" for weight in (1, 5, 25, 50, 100)]
     assert path(RECORD) == [
-        *("verify", "publish", "stage", "shadow", "restage", *steps, "seal", "hold", "settle", "done"),
+        *("verify", "publish", "stage", "shadow", "restage", *steps, "seal", "hold", "settle", "done")
     ]
     alone = replace(RECORD, compared=False)
     assert path(alone) == ["verify", "publish", "stage", "step 100 %", "seal", "hold", "settle", "done"]

@@ -41,8 +41,3 @@ def test_best_sellers_of_the_chain_follow_those_of_the_store(recommender: Recomm
     assert [item.source for item in answer.items] == ["store"] * 2 + ["popular"] * (len(expected) - 2)
     assert (answer.items[1].reason, answer.items[2].reason) == ("popular in this store", "popular now")
     assert answer.rung == "segment"
-
-
-def test_best_sellers_exclude_the_basket(recommender: Recommender) -> None:
-    items = best_sellers(recommender.bundle, recommender.facts, replace(REQUEST, basket=("1000000",)))
-    assert [item.item_id for item in items] == ["1000001", "1000002", "1000003", "1000004"]

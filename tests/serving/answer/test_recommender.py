@@ -15,7 +15,7 @@ from feature_repo.kernels.pairs import find
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
 from serving.errors import BundleInvalid, FeaturesUnavailable
-from serving.prediction_log import PredictionLog, read_log
+from serving.prediction_log import PredictionLog
 from serving.release.bundle import Bundle
 from serving.release.golden import GoldenRequest
 from serving.schemas import Request
@@ -34,11 +34,6 @@ class BrokenStore(MemoryStore):
 
 def ask(*basket: str, user: str | None = "u1", k: int = 10) -> Request:
     return Request(basket, AT, user, "store-0", k, "r1")
-
-
-def test_the_same_request_gets_the_same_answer(recommender: Recommender) -> None:
-    first, second = (recommender.recommend(ask("1000003", "1000007")) for _ in range(2))
-    assert first.items == second.items
 
 
 def test_the_stage_times_add_up(recommender: Recommender) -> None:
@@ -74,23 +69,6 @@ def test_a_broken_store_loses_the_history_not_the_answer(toy_opened: Bundle) -> 
     stranger = recommender.recommend(ask("1000002", "1000004", user=None))
     assert not stranger.degraded
     assert [item.item_id for item in response.items] == [item.item_id for item in stranger.items]
-
-
-def test_each_answer_logs_one_record_with_the_rankers_features(toy_opened: Bundle, tmp_path: Path) -> None:
-    log = PredictionLog(tmp_path / "log", DENSE_NAMES)
-    recommender = Recommender(toy_opened, MemoryStore(), log)
-    request = ask("1000002", user=None, k=4)
-    response = recommender.recommend(request)
-    log.close()
-    record = read_log(tmp_path / "log").to_pylist()[0]
-    assert record["item_ids"] == [item.item_id for item in response.items]
-    assert record["bundle_id"] == response.bundle_id
-    prepared = recommender.prepare(request)
-    codes = prepared.candidates.codes.tolist()
-    rows = [codes.index(recommender.bundle.statistics.code_of[item]) for item in record["item_ids"]]
-    np.testing.assert_array_equal(
-        np.array(record["features"], np.float32).reshape(4, -1), prepared.dense[rows]
-    )
 
 
 def test_a_golden_request_is_answered_with_its_history(

@@ -172,10 +172,7 @@ def without(bundle: Bundle, sold_out: list[str], banned: list[str]) -> Iterator[
 @PATIENT
 @given(request_=requests, excluded=some_items)
 def test_no_answer_holds_duplicates_basket_items_or_sold_out_items(
-    bundle: Bundle,
-    store: MemoryStore,
-    request_: Request,
-    excluded: list[str],
+    bundle: Bundle, store: MemoryStore, request_: Request, excluded: list[str]
 ) -> None:
     half = len(excluded) // 2
     with without(bundle, excluded[:half], excluded[half:]) as facts:

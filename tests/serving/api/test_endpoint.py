@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import orjson
 import pytest
 
 from serving.answer.recommender import Recommender
@@ -90,49 +89,6 @@ def test_a_profile_shows_only_items_that_pass(client: httpx.Client, recommender:
     assert next(output["data"] for output in outputs if output["name"] == "item_id") == shown
 
 
-def test_our_own_route_answers_as_v1_does(client: httpx.Client) -> None:
-    for name, request in GOOD.items():
-        request = {"request_id": "same", "at": AT, **request}
-        answer = client.post(OWN, json=request)
-        assert answer.status_code == 200, name
-        assert without_times(answer.json()) == without_times(ask(client, request)), name
-
-
-def refused_with(body: bytes) -> int:
-    """The status for a body that is no JSON, and for one that is JSON and no request."""
-    try:
-        orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return 400
-    return 422
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"instances": []}', b'{"basket": [], "k": 2.5}'])
-def test_our_own_route_refuses_invalid_requests(client: httpx.Client, body: bytes) -> None:
-    answer = client.post(OWN, content=body)
-    assert answer.status_code == refused_with(body)
-    check_refusal(answer)
-
-
-@pytest.mark.parametrize("path", [OWN, V1])
-def test_headers_shorten_the_deadline_and_set_the_priority(client: httpx.Client, path: str) -> None:
-    body: dict[str, Any] = {"basket": ["1000005"]}
-
-    def sent(**headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return client.post(path, json=body if path == OWN else {"instances": [body]}, headers=named)
-
-    def reason(answer: httpx.Response) -> str | None:
-        document = answer.json()
-        return document.get("predictions", [document])[0]["degraded_reason"]
-
-    assert reason(sent(x_deadline_ms="0.0001")) == "deadline_exceeded"
-    assert reason(sent(x_deadline_ms="1e9", x_priority="prefetch")) is None
-    for refused in (sent(x_deadline_ms=MARK), sent(x_deadline_ms="-1"), sent(x_priority=MARK)):
-        assert refused.status_code == 422
-        check_refusal(refused)
-
-
 def test_connects_and_disconnects_leak_nothing(endpoint: Any, client: httpx.Client) -> None:
     process = Path(f"/proc/{endpoint.process.pid}")
 
@@ -172,21 +128,6 @@ def test_expect_100_continue_is_answered(endpoint: Any) -> None:
         assert one.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         one.sendall(b'{"basket": []}')
         assert one.recv(10_000).startswith(b"HTTP/1.1 200 OK")
-
-
-BAD_V1 = {
-    "cut": b'{"instances": [',
-    "deep but not too deep to read": b'{"instances": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "unknown field": json.dumps({"instances": [{"basket": [], MARK: 1}]}).encode(),
-}
-
-
-@pytest.mark.parametrize("body", BAD_V1.values(), ids=BAD_V1.keys())
-def test_a_bad_request_is_a_client_error(client: httpx.Client, body: bytes) -> None:
-    answer = client.post(V1, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == refused_with(body)
-    check_refusal(answer)
-    assert ask(client, {"basket": []})["items"]
 
 
 def check_refusal(answer: httpx.Response) -> None:

@@ -72,63 +72,57 @@ async def hang(scope: Any, body: bytes) -> bytes:
     return body
 
 
-def served(
-    scenario: Callable[[Ask], Awaitable[None]], most: int = 100, waits: Waits[Any] | None = None
-) -> None:
-    """Let a scenario open connections to a server that ends with it."""
+@contextlib.asynccontextmanager
+async def serving(most: int = 100, waits: Waits[Any] | None = None) -> AsyncIterator[Ask]:
+    """A server that ends with the block, which opens connections to it."""
     waits = Waits(most) if waits is None else waits
+    settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
+    limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang, "/long": long})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = HttpServer(limits, ARRIVAL_S, 1, 1, waits, 0.0)
+        served = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        opened: list[asyncio.StreamWriter] = []
 
-    async def run() -> None:
-        settings = Settings(body_limit_bytes=BODY_LIMIT, body_timeout_ms=ARRIVAL_S * 1e3)
-        limits = Limits(app, settings, {"/echo": echo, "/broken": broken, "/hang": hang, "/long": long})
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = HttpServer(limits, ARRIVAL_S, 1, 1, waits, 0.0)
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            while not server.started:
-                await asyncio.sleep(0.005)
-            opened: list[asyncio.StreamWriter] = []
+        async def ask() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            opened.append(writer)
+            return reader, writer
 
-            async def ask() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-                reader, writer = await asyncio.open_connection(*listening.getsockname())
-                opened.append(writer)
-                return reader, writer
+        async with asyncio.timeout(120):
+            yield ask
+        for writer in opened:
+            writer.close()
+        server.should_exit = True
+        await served
+        assert len(waits) == 0
 
-            async with asyncio.timeout(120):
-                await scenario(ask)
-            for writer in opened:
-                writer.close()
-            server.should_exit = True
+
+async def test_clients_that_connect_again_do_not_keep_the_server_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = Limits(app, Settings(), {})
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
+        address = listening.getsockname()
+        server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
+        take, taken = server._take, list[socket.socket]()
+
+        async def take_and_connect_again(connection: socket.socket) -> None:
+            taken.append(connection)
+            with contextlib.suppress(ConnectionRefusedError):
+                clients.enter_context(socket.create_connection(address))
+            await take(connection)
+
+        monkeypatch.setattr(server, "_take", take_and_connect_again)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        server.should_exit = True
+        clients.enter_context(socket.create_connection(address))  # it waits until the server shuts down
+        async with asyncio.timeout(60):
             await serving
-            assert len(waits) == 0
-
-    asyncio.run(run())
-
-
-def test_clients_that_connect_again_do_not_keep_the_server_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        limits = Limits(app, Settings(), {})
-        with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as clients:
-            address = listening.getsockname()
-            server: Any = HttpServer(limits, ARRIVAL_S, 1, 1, Waits(100), 0.0)
-            take, taken = server._take, list[socket.socket]()
-
-            async def take_and_connect_again(connection: socket.socket) -> None:
-                taken.append(connection)
-                with contextlib.suppress(ConnectionRefusedError):
-                    clients.enter_context(socket.create_connection(address))
-                await take(connection)
-
-            monkeypatch.setattr(server, "_take", take_and_connect_again)
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            while not server.started:
-                await asyncio.sleep(0.005)
-            server.should_exit = True
-            clients.enter_context(socket.create_connection(address))  # it waits until the server shuts down
-            async with asyncio.timeout(60):
-                await serving
-            assert len(taken) == 1
-
-    asyncio.run(run())
+        assert len(taken) == 1
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -150,8 +144,8 @@ def refusal(answer: bytes) -> tuple[int, str]:
     return document["status"], document["detail"]
 
 
-def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
+    async with serving() as ask:
         (silent, _), (reader, writer) = await ask(), await ask()
         for _ in range(3):
             writer.write(GOOD)
@@ -162,19 +156,15 @@ def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
         assert silent.at_eof() or await all_of(silent) == b""
         assert await all_of(reader) == b""  # after the time that an idle connection is kept
 
-    served(scenario)
-
 
 @pytest.mark.parametrize(
     "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
 )
-def test_an_endless_head_is_refused(head: bytes) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_an_endless_head_is_refused(head: bytes) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(head)
         assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
-
-    served(scenario)
 
 
 @contextlib.asynccontextmanager
@@ -191,32 +181,26 @@ async def dripping(writer: asyncio.StreamWriter, piece: bytes) -> AsyncIterator[
     task.cancel()
 
 
-def test_a_slowly_dripping_head_is_refused() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_slowly_dripping_head_is_refused() -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(b"GET / HTTP/1.1\r\n")
         async with dripping(writer, b"a: b\r\n"):
             assert refusal(await all_of(reader))[0] == 408
 
-    served(scenario)
 
-
-def test_line_ends_do_not_begin_a_request() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_line_ends_do_not_begin_a_request() -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         async with dripping(writer, b"\r\n"):
             assert await all_of(reader) == b""
 
-    served(scenario)
 
-
-def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
-
-    served(scenario)
 
 
 @pytest.mark.parametrize(
@@ -228,22 +212,20 @@ def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
     ],
     ids=["too long", "of a GET", "of no POST"],
 )
-def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_an_unread_body_holds_no_connection(request_: bytes) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(request_)
         await reader.readuntil(b"\r\n\r\n")  # answered at once
         async with dripping(writer, b"1\r\nx\r\n"):
             await all_of(reader)
 
-    served(scenario)
-
 
 @pytest.mark.parametrize("how", [b"Content-Length: 80000000", b"Transfer-Encoding: chunked"])
-def test_a_client_that_keeps_sending_after_a_refusal_is_disconnected(how: bytes) -> None:
+async def test_a_client_that_keeps_sending_after_a_refusal_is_disconnected(how: bytes) -> None:
     piece = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         _, writer = await ask()
         with socket.create_connection(writer.get_extra_info("peername")) as caller:
             caller.setblocking(False)
@@ -261,12 +243,10 @@ def test_a_client_that_keeps_sending_after_a_refusal_is_disconnected(how: bytes)
                     await asyncio.sleep(0)  # the server has its turn
             assert sent < 40_000_000, "more than the two sockets hold: the server has read it"
 
-    served(scenario)
-
 
 @pytest.mark.parametrize("length", [BODY_LIMIT + 1, 100 * BODY_LIMIT])
-def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: int) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: int) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
         writer.write(b" " * (length - 1))
@@ -274,8 +254,6 @@ def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: 
         writer.write(b" " + GOOD)
         answer = await reader.read()  # a reset would raise
         assert refusal(answer) == (413, f"the body is longer than {BODY_LIMIT} bytes")
-
-    served(scenario)
 
 
 @pytest.mark.parametrize(
@@ -287,11 +265,11 @@ def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(length: 
     ],
     ids=["one long", "some too many", "far too many"],
 )
-def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool) -> None:
+async def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool) -> None:
     def refused() -> float:
         return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "head_too_large"}) or 0.0
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         before = refused()
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
@@ -302,16 +280,14 @@ def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool)
             assert status == 431
             assert str(MAX_HEAD_BYTES) in detail
 
-    served(scenario)
-
 
 @pytest.mark.parametrize(
     "piece", [b"x" * 1_000, b"a: b\r\n" * 100], ids=["one endless trailer", "endless trailers"]
 )
-def test_endless_trailers_are_refused_while_they_arrive(piece: bytes) -> None:
+async def test_endless_trailers_are_refused_while_they_arrive(piece: bytes) -> None:
     head = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(head + b"2\r\n{}\r\n0\r\nx: ")
         sent = 0
@@ -329,11 +305,9 @@ def test_endless_trailers_are_refused_while_they_arrive(piece: bytes) -> None:
         writer.write(head + b"1\r\n{\r\n1\r\n}\r\n0\r\nx: y\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
-    served(scenario)
 
-
-def test_a_head_of_some_kilobytes_is_accepted() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_head_of_some_kilobytes_is_accepted() -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         padding = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n"
         for part in (GOOD[:20], GOOD[20:30] + padding, GOOD[30:]):
@@ -341,11 +315,9 @@ def test_a_head_of_some_kilobytes_is_accepted() -> None:
             await asyncio.sleep(0.02)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
-    served(scenario)
 
-
-def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
+    async with serving() as ask:
         for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
             reader, writer = await ask()
             writer.write(garbage)
@@ -353,14 +325,12 @@ def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
             assert refusal(answer) == (400, "the request is not HTTP/1.1")
             assert b"PRIVATE" not in answer
 
-    served(scenario)
-
 
 @pytest.mark.parametrize(
     ("version", "hosts", "status"), [("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 2, 400), ("1.0", 0, 200)]
 )
-def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: int) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: int) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         head = GOOD.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
         writer.write(head.replace(b"Host: x\r\n", b"Host: x\r\n" * hosts))
@@ -369,33 +339,27 @@ def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: 
         if status == 400:
             assert refusal(answer) == (400, "expected one Host header")
 
-    served(scenario)
-
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(GOOD * number + b"not HTTP at all\r\n\r\n")
         *good, bad = (await all_of(reader)).split(b"HTTP/1.1 ")[1:]
         assert [answer[:3] for answer in good] == [b"200"] * number
         assert refusal(b"HTTP/1.1 " + bad)[0] == 400
 
-    served(scenario)
 
-
-def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    labels = {"protocol": "http"}
+    before = REGISTRY.get_sample_value("reco_faults_total", labels) or 0.0
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(GOOD.replace(b"/echo", b"/broken"))
         head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 500 ")
         assert b"content-type: application/problem+json" in head
         assert json.loads(body) == problem(500, "internal error")
-
-    labels = {"protocol": "http"}
-    before = REGISTRY.get_sample_value("reco_faults_total", labels) or 0.0
-    served(scenario)
     assert REGISTRY.get_sample_value("reco_faults_total", labels) == before + 1
     # Threads of other tests may log, too.
     [kind] = [record.exc_info[0] for record in caplog.records if record.exc_info]
@@ -403,11 +367,11 @@ def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "while it is worked on"])
-def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> None:
+async def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> None:
     def gone() -> float:
         return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "client_gone"}) or 0.0
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         before = gone()
         for _ in range(20):
             _, writer = await ask()
@@ -420,26 +384,22 @@ def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> N
             await asyncio.sleep(0.01)
         assert BEGAN == ENDED
 
-    served(scenario)
 
-
-def test_a_client_that_leaves_without_reading_its_answers_makes_no_traceback(
+async def test_a_client_that_leaves_without_reading_its_answers_makes_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         _, writer = await ask()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(2 * GOOD.replace(b"/echo", b"/long"))
         await asyncio.sleep(0.2)
         writer.transport.abort()
         await asyncio.sleep(0.2)
-
-    served(scenario)
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(4):
@@ -448,11 +408,9 @@ def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert len(await all_of(reader)) < 4 * len(LONG)
 
-    served(scenario)
 
-
-def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> None:
+    async with serving(most=5) as ask:
         reader, writer = await ask()
         idle = [await ask() for _ in range(4)]
         for _ in range(3):
@@ -465,13 +423,11 @@ def test_a_full_server_closes_the_connection_with_the_longest_idle_time() -> Non
         writer.write(GOOD)
         await reader.readuntil(b"{}")
 
-    served(scenario, most=5)
 
-
-def test_simultaneous_requests_are_all_answered() -> None:
+async def test_simultaneous_requests_are_all_answered() -> None:
     """However long their turns take: no timeout runs for a client whose request has arrived."""
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         body = b'{"a": "%s"}' % (b"7" * 3_000)
         one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -481,11 +437,9 @@ def test_simultaneous_requests_are_all_answered() -> None:
             assert head.startswith(b"HTTP/1.1 200")
             assert json.loads(await reader.readexactly(len(body))) == json.loads(body)
 
-    served(scenario)
 
-
-def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
-    async def scenario(ask: Ask) -> None:
+async def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
+    async with serving() as ask:
         head = GOOD[:30] + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n" + GOOD[30:]
         for cut in (10, 5_000, MAX_HEAD_BYTES, len(head)):
             reader, writer = await ask()
@@ -494,14 +448,14 @@ def test_a_slightly_too_long_head_is_refused_in_any_split() -> None:
             writer.write(head[cut:])
             assert refusal(await all_of(reader))[0] == 431
 
-    served(scenario)
 
-
-def test_a_request_does_not_wait_for_a_crowd_of_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_does_not_wait_for_a_crowd_of_new_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("serving.api.http_server.AT_ONCE", 2)
     waits: Waits[Any] = Waits(1_000, clock=lambda: 0.0)  # no connection is late, however busy the machine is
 
-    async def scenario(ask: Ask) -> None:
+    async with serving(waits=waits) as ask:
         reader, writer = await ask()
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"here")
@@ -513,8 +467,6 @@ def test_a_request_does_not_wait_for_a_crowd_of_new_connections(monkeypatch: pyt
             assert len(waits) < 150
             while len(waits) < 201:
                 await asyncio.sleep(0.005)
-
-    served(scenario, waits=waits)
 
 
 @contextlib.contextmanager
@@ -530,12 +482,11 @@ def no_files_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_free_files_new_clients_wait_and_open_ones_are_answered(
+async def test_without_free_files_new_clients_wait_and_open_ones_are_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with contextlib.ExitStack() as stack:
-
-        async def scenario(ask: Ask) -> None:
+        async with serving() as ask:
             reader, writer = await ask()
             writer.write(GOOD)
             await reader.readuntil(b"{}")
@@ -557,8 +508,6 @@ def test_without_free_files_new_clients_wait_and_open_ones_are_answered(
             assert (await asyncio.get_running_loop().sock_recv(late, 100)).startswith(b"HTTP/1.1 200")
             stack.enter_context(no_files_left())  # until it has ended
             later.connect(address)
-
-        served(scenario)
 
 
 def test_only_overdue_connections_are_listed() -> None:
@@ -612,15 +561,13 @@ def test_without_a_file_limit_all_connections_fit(limits: dict[str, tuple[int, i
     assert room_for(100_000) == 100_000
 
 
-def test_the_body_behind_a_refused_head_is_discarded() -> None:
+async def test_the_body_behind_a_refused_head_is_discarded() -> None:
     """A connection that is closed while a body comes is reset, and its client never reads the refusal."""
 
-    async def scenario(ask: Ask) -> None:
+    async with serving() as ask:
         reader, writer = await ask()
         writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 200000\r\n\r\n")  # without a Host
         for _ in range(20):
             writer.write(b"x" * 10_000)
             await writer.drain()
         assert refusal(await all_of(reader))[0] == 400
-
-    served(scenario)

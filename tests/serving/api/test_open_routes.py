@@ -79,7 +79,7 @@ def test_every_route_of_the_application_is_listed() -> None:
     kserves = {path: methods - {"HEAD"} for path, methods in routes_of(app).items()}
     assert kserves == {path: {method} for path, method in (READS | ASKS | REFUSED).items() if path in kserves}
     assert (READS | ASKS | REFUSED).keys() - kserves.keys() == {
-        *("/", "/healthz", "/metrics", "/openapi.json"),
+        *("/", "/healthz", "/metrics", "/openapi.json")
     }
 
 

@@ -155,80 +155,56 @@ def keys(count: int) -> list[AnswerKey]:
 # ------------------------------------------------------------------------------------ single flight
 
 
-def test_500_requests_for_one_list_compute_it_once() -> None:
-    async def act() -> None:
-        cache, compute = AnswerCache(), Computing()
-        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(500)]
-        await run_tasks()
-        compute.may_go.set()
-        assert set(await asyncio.gather(*waiting)) == {1}
-        assert await look_up(cache, KEY, compute) == 1
-        assert compute.count == 1
-        assert cache.in_flight(KEY) is None
-
-    asyncio.run(act())
-
-
-def test_a_failure_reaches_all_that_wait_and_is_not_stored() -> None:
-    async def act() -> None:
-        cache, compute = AnswerCache(), Computing()
-        compute.error = ValueError("no list")
-        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(20)]
-        await run_tasks()
-        compute.may_go.set()
-        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [str(outcome) for outcome in outcomes] == ["no list"] * 20
-        assert compute.count == 1
-        assert cache.get(KEY) is None
-        compute.error = None
-        assert await look_up(cache, KEY, compute) == 2
-
-    asyncio.run(act())
+async def test_a_failure_reaches_all_that_wait_and_is_not_stored() -> None:
+    cache, compute = AnswerCache(), Computing()
+    compute.error = ValueError("no list")
+    waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(20)]
+    await run_tasks()
+    compute.may_go.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["no list"] * 20
+    assert compute.count == 1
+    assert cache.get(KEY) is None
+    compute.error = None
+    assert await look_up(cache, KEY, compute) == 2
 
 
-def test_the_first_request_may_give_up_and_the_others_get_the_list() -> None:
-    async def act() -> None:
-        cache, compute = AnswerCache(), Computing()
-        first, *others = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(10)]
-        await run_tasks()
-        first.cancel()
-        await run_tasks()
-        compute.may_go.set()
-        assert set(await asyncio.gather(*others)) == {1}
-        assert first.cancelled()
-        assert compute.count == 1
-
-    asyncio.run(act())
+async def test_the_first_request_may_give_up_and_the_others_get_the_list() -> None:
+    cache, compute = AnswerCache(), Computing()
+    first, *others = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(10)]
+    await run_tasks()
+    first.cancel()
+    await run_tasks()
+    compute.may_go.set()
+    assert set(await asyncio.gather(*others)) == {1}
+    assert first.cancelled()
+    assert compute.count == 1
 
 
 @pytest.mark.parametrize("error", [None, ValueError()])
-def test_when_all_give_up_the_list_is_stored_and_a_failure_is_not_logged(error: Exception | None) -> None:
-    async def act() -> bool:
-        cache, compute = AnswerCache(), Computing()
-        compute.error = error
-        waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(3)]
-        await run_tasks()
-        for task in waiting:
-            task.cancel()
-        await run_tasks()
-        compute.may_go.set()
-        await run_tasks()
-        return cache.get(KEY) is not None
+async def test_when_all_give_up_the_list_is_stored_and_a_failure_is_not_logged(
+    error: Exception | None,
+) -> None:
+    cache, compute = AnswerCache(), Computing()
+    compute.error = error
+    waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(3)]
+    await run_tasks()
+    for task in waiting:
+        task.cancel()
+    await run_tasks()
+    compute.may_go.set()
+    await run_tasks()
+    assert (cache.get(KEY) is not None) == (error is None)
 
-    assert asyncio.run(act()) == (error is None)
 
+async def test_a_list_whose_scores_are_no_probabilities_is_returned_and_not_stored() -> None:
+    cache = AnswerCache()
 
-def test_a_list_whose_scores_are_no_probabilities_is_returned_and_not_stored() -> None:
-    async def act() -> None:
-        cache = AnswerCache()
+    async def compute() -> Ranked:
+        return list_of(7, score=1.1)
 
-        async def compute() -> Ranked:
-            return list_of(7, score=1.1)
-
-        assert await look_up(cache, KEY, compute) == 7
-        assert len(cache) == 0
-
-    asyncio.run(act())
+    assert await look_up(cache, KEY, compute) == 7
+    assert len(cache) == 0
 
 
 # ------------------------------------------------------------------------------------------- times

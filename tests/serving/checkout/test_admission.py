@@ -140,135 +140,132 @@ def test_concurrent_answers_share_their_service_time() -> None:
 STEP_MS = SLICE_S * 1e3 / 4  # four first steps fill a slice
 
 
-def run(test: Callable[[VirtualLoop, LoopAdmission], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, VirtualLoop)
-        runner.run(test(loop, LoopAdmission(loop.time)))
+def on_a_virtual_loop(
+    test: Callable[[VirtualLoop, LoopAdmission], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    def run() -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            loop = runner.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            runner.run(test(loop, LoopAdmission(loop.time)))
+
+    return run
 
 
-def test_a_single_request_does_not_wait() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        for _ in range(3):
-            assert admission.enter(urgent=True) is None
-            loop.work(10 * STEP_MS)
-            await asyncio.sleep(0)
-        assert admission.wait_s() == 0
-
-    run(test)
-
-
-def test_a_few_simultaneous_requests_start_together() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        for _ in range(4):
-            assert admission.enter(urgent=True) is None
-            loop.work(STEP_MS)
-        assert admission.enter(urgent=True) is not None
-
-    run(test)
-
-
-def test_in_a_burst_started_requests_continue_before_new_ones_start() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        begun: list[int] = []
-        begun_at_end: list[int] = []
-
-        async def request(number: int) -> None:
-            if (turn := admission.enter(urgent=True)) is not None:
-                await turn
-            begun.append(number)
-            loop.work(STEP_MS)
-            for _ in range(3):
-                await asyncio.sleep(0)
-                loop.work(STEP_MS / 10)
-            begun_at_end.append(len(begun))
-
-        await asyncio.gather(*map(request, range(200)))
-        assert begun == list(range(200)), "each in the order in which they came"
-        # Three turns of the loop after it, with four first steps in each at most.
-        for number, at_end in enumerate(begun_at_end):
-            assert at_end - number <= 4 * 4
-
-    run(test)
-
-
-def test_a_slice_follows_the_slowest_recent_steps() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        begun = 0
-
-        async def request(ms: float) -> None:
-            nonlocal begun
-            if (turn := admission.enter(urgent=True)) is not None:
-                await turn
-            begun += 1
-            loop.work(ms)
-
-        await asyncio.gather(*(request(STEP_MS / 100) for _ in range(100)))
-        slow = asyncio.gather(*(request(STEP_MS * 10) for _ in range(100)))
-        begun, counts = 0, []
-        while not slow.done():
-            await asyncio.sleep(0)
-            counts.append(begun)
-        most = max(after - before for before, after in itertools.pairwise(counts[3:]))
-        assert most <= MOST_BEGUN, "who was quick before is not taken at his word"
-        assert counts[-1] == 100
-        assert counts[-1] - counts[-20] < 40, "then one in each turn"
-
-    run(test)
-
-
-def test_prefetches_start_after_checkouts() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        begun: list[str] = []
-
-        async def request(kind: str) -> None:
-            if (turn := admission.enter(urgent=kind == "checkout")) is not None:
-                await turn
-            begun.append(kind)
-            loop.work(5 * STEP_MS)
-
-        await asyncio.gather(*map(request, ["first", *["prefetch"] * 5, *["checkout"] * 5]))
-        assert begun == ["first", *["checkout"] * 5, *["prefetch"] * 5]
-
-    run(test)
-
-
-def test_a_cancelled_request_takes_no_turn() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
+@on_a_virtual_loop
+async def test_a_single_request_does_not_wait(loop: VirtualLoop, admission: LoopAdmission) -> None:
+    for _ in range(3):
         assert admission.enter(urgent=True) is None
+        loop.work(10 * STEP_MS)
+        await asyncio.sleep(0)
+    assert admission.wait_s() == 0
+
+
+@on_a_virtual_loop
+async def test_a_few_simultaneous_requests_start_together(
+    loop: VirtualLoop, admission: LoopAdmission
+) -> None:
+    for _ in range(4):
+        assert admission.enter(urgent=True) is None
+        loop.work(STEP_MS)
+    assert admission.enter(urgent=True) is not None
+
+
+@on_a_virtual_loop
+async def test_in_a_burst_started_requests_continue_before_new_ones_start(
+    loop: VirtualLoop, admission: LoopAdmission
+) -> None:
+    begun: list[int] = []
+    begun_at_end: list[int] = []
+
+    async def request(number: int) -> None:
+        if (turn := admission.enter(urgent=True)) is not None:
+            await turn
+        begun.append(number)
+        loop.work(STEP_MS)
+        for _ in range(3):
+            await asyncio.sleep(0)
+            loop.work(STEP_MS / 10)
+        begun_at_end.append(len(begun))
+
+    await asyncio.gather(*map(request, range(200)))
+    assert begun == list(range(200)), "each in the order in which they came"
+    # Three turns of the loop after it, with four first steps in each at most.
+    for number, at_end in enumerate(begun_at_end):
+        assert at_end - number <= 4 * 4
+
+
+@on_a_virtual_loop
+async def test_a_slice_follows_the_slowest_recent_steps(loop: VirtualLoop, admission: LoopAdmission) -> None:
+    begun = 0
+
+    async def request(ms: float) -> None:
+        nonlocal begun
+        if (turn := admission.enter(urgent=True)) is not None:
+            await turn
+        begun += 1
+        loop.work(ms)
+
+    await asyncio.gather(*(request(STEP_MS / 100) for _ in range(100)))
+    slow = asyncio.gather(*(request(STEP_MS * 10) for _ in range(100)))
+    begun, counts = 0, []
+    while not slow.done():
+        await asyncio.sleep(0)
+        counts.append(begun)
+    most = max(after - before for before, after in itertools.pairwise(counts[3:]))
+    assert most <= MOST_BEGUN, "who was quick before is not taken at his word"
+    assert counts[-1] == 100
+    assert counts[-1] - counts[-20] < 40, "then one in each turn"
+
+
+@on_a_virtual_loop
+async def test_prefetches_start_after_checkouts(loop: VirtualLoop, admission: LoopAdmission) -> None:
+    begun: list[str] = []
+
+    async def request(kind: str) -> None:
+        if (turn := admission.enter(urgent=kind == "checkout")) is not None:
+            await turn
+        begun.append(kind)
         loop.work(5 * STEP_MS)
-        waiting = [admission.enter(urgent=True) for _ in range(3)]
-        left, *stay = (one for one in waiting if one is not None)
-        left.cancel()
-        for one in stay:
-            await one
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert admission.enter(urgent=True) is None, "nobody queues any more"
 
-    run(test)
+    await asyncio.gather(*map(request, ["first", *["prefetch"] * 5, *["checkout"] * 5]))
+    assert begun == ["first", *["checkout"] * 5, *["prefetch"] * 5]
 
 
-def test_the_queueing_time_of_a_new_request_is_estimated() -> None:
-    async def test(loop: VirtualLoop, admission: LoopAdmission) -> None:
-        waits: list[float] = []
+@on_a_virtual_loop
+async def test_a_cancelled_request_takes_no_turn(loop: VirtualLoop, admission: LoopAdmission) -> None:
+    assert admission.enter(urgent=True) is None
+    loop.work(5 * STEP_MS)
+    waiting = [admission.enter(urgent=True) for _ in range(3)]
+    left, *stay = (one for one in waiting if one is not None)
+    left.cancel()
+    for one in stay:
+        await one
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert admission.enter(urgent=True) is None, "nobody queues any more"
 
-        async def request() -> None:
-            began = loop.time()
-            expected = admission.wait_s()
-            if (turn := admission.enter(urgent=True)) is not None:
-                await turn
-            waits.append(loop.time() - began)
-            loop.work(4 * STEP_MS)
-            told.append(expected)
 
-        for _ in range(2):  # the first burst only trains the estimate
-            told: list[float] = []
-            waits.clear()
-            await asyncio.gather(*(request() for _ in range(100)))
-        assert told[-1] == pytest.approx(waits[-1], rel=0.2)
+@on_a_virtual_loop
+async def test_the_queueing_time_of_a_new_request_is_estimated(
+    loop: VirtualLoop, admission: LoopAdmission
+) -> None:
+    waits: list[float] = []
 
-    run(test)
+    async def request() -> None:
+        began = loop.time()
+        expected = admission.wait_s()
+        if (turn := admission.enter(urgent=True)) is not None:
+            await turn
+        waits.append(loop.time() - began)
+        loop.work(4 * STEP_MS)
+        told.append(expected)
+
+    for _ in range(2):  # the first burst only trains the estimate
+        told: list[float] = []
+        waits.clear()
+        await asyncio.gather(*(request() for _ in range(100)))
+    assert told[-1] == pytest.approx(waits[-1], rel=0.2)
 
 
 # -------------------------------------------------------------------------------------- by shopper
@@ -338,23 +335,19 @@ def call_of(priority: str = "checkout") -> Call:
     return Call(0.0, 1e9, "given", priority=priority)
 
 
-def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
+async def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
     checkout = Checkout(
         recommender, 1e12, user_limit_per_s=0.01 / BURST_S
     )  # no request is given back in the meantime
     reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
-
-    async def ask() -> None:
-        for number in range(5):
-            for user in ("greedy", f"other-{number}"):
-                answer = await checkout.answer(replace(REQUEST, user_id=user), call_of())
-                assert answer.items
-                assert answer.degraded == (answer.degraded_reason is not None)
-                reasons[user.partition("-")[0]][answer.degraded_reason] += 1
-        with pytest.raises(UserOverLimit):
-            await checkout.answer(REQUEST, call_of("prefetch"))
-        await checkout.answer(replace(REQUEST, user_id=None), call_of("prefetch"))
-
-    asyncio.run(ask())
+    for number in range(5):
+        for user in ("greedy", f"other-{number}"):
+            answer = await checkout.answer(replace(REQUEST, user_id=user), call_of())
+            assert answer.items
+            assert answer.degraded == (answer.degraded_reason is not None)
+            reasons[user.partition("-")[0]][answer.degraded_reason] += 1
+    with pytest.raises(UserOverLimit):
+        await checkout.answer(REQUEST, call_of("prefetch"))
+    await checkout.answer(replace(REQUEST, user_id=None), call_of("prefetch"))
     assert reasons["greedy"] == {None: 1, "user_over_limit": 4}
     assert reasons["other"] == {None: 5}

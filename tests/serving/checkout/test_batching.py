@@ -218,10 +218,7 @@ def test_calls_and_waits_are_counted() -> None:
     expected=st.integers(1, 20),
 )
 def test_each_request_gets_its_own_rows_once(
-    asks: list[tuple[int, int, str, str, float | None]],
-    max_wait_ms: float,
-    max_rows: int,
-    expected: int,
+    asks: list[tuple[int, int, str, str, float | None]], max_wait_ms: float, max_rows: int, expected: int
 ) -> None:
     shop = Shop(lambda rows: 0.3 + rows / 50, max_wait_ms, max_rows=max_rows)
     shop.batcher._call_s, shop.batcher._gap_s = expected / 1e3, 1e-3

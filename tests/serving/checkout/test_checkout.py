@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -40,12 +39,6 @@ def ask(
     return asyncio.run(Checkout(recommender, 1e6, rank).answer(request, call(limit_s)))
 
 
-def test_the_answer_is_the_recommender_s(recommender: Recommender) -> None:
-    answer, expected = ask(recommender), recommender.recommend(REQUEST)
-    assert structs.replace(answer, stage_ms={}) == structs.replace(expected, stage_ms={})
-    assert answer.rung == "full"
-
-
 def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: Recommender) -> None:
     begun = 0
     begun_when_answered: list[int] = []
@@ -73,7 +66,7 @@ def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: R
 
 
 @pytest.mark.parametrize("priority", ["checkout", "prefetch"])
-def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender, priority: str) -> None:
+async def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender, priority: str) -> None:
     """Later prefetches of one body would stand in the queue of the shoppers who pay."""
     asked: list[bool] = []
 
@@ -82,17 +75,14 @@ def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recommender,
             asked.append(urgent)
             return asyncio.get_running_loop().create_future() if len(asked) > 1 and not urgent else None
 
-    async def run() -> float:
-        checkout = Checkout(recommender, 10.0)
-        checkout._entrance = Entrance()  # type: ignore[assignment]
-        now = time.perf_counter()
-        of_body = Call(now, now + 0.05, "b", priority=priority)
-        turn = Turn(REQUEST, of_body, recommender, now)
-        await checkout.wait_turn(turn)
-        await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
-        return turn.call.deadline - turn.call.arrived
-
-    assert asyncio.run(run()) == pytest.approx(0.05)
+    checkout = Checkout(recommender, 10.0)
+    checkout._entrance = Entrance()  # type: ignore[assignment]
+    now = time.perf_counter()
+    of_body = Call(now, now + 0.05, "b", priority=priority)
+    turn = Turn(REQUEST, of_body, recommender, now)
+    await checkout.wait_turn(turn)
+    await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
+    assert (turn.call.deadline - turn.call.arrived) == pytest.approx(0.05)
     assert asked == [priority == "checkout"] * 2
 
 
@@ -168,16 +158,6 @@ def test_broken_retrieval_is_answered_by_the_store_s_best_sellers(recommender: R
     assert {item.source for item in answer.items} == {"store"}
 
 
-def test_with_every_part_broken_the_answer_is_an_empty_list(
-    recommender: Recommender, caplog: pytest.LogCaptureFixture
-) -> None:
-    nothing = Recommender(recommender.bundle, open_store("memory:"))
-    nothing.bundle = replace(recommender.bundle, statistics=None)  # type: ignore[arg-type]
-    answer = ask(nothing)
-    assert (answer.items, answer.rung, answer.degraded) == ((), "empty", True)
-    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.ERROR]
-
-
 def test_the_fallback_knows_best_sellers_for_a_profile_of_another_bundle(recommender: Recommender) -> None:
     expected = recommender.fallback(REQUEST, "test").items
     assert recommender.fallback(replace(REQUEST, profile="no such profile"), "test").items == expected != ()
@@ -235,21 +215,6 @@ def test_a_computing_request_is_counted_for_any_outcome(recommender: Recommender
 
     asyncio.run(ask_all())
     assert (seen, checkout.service.admission._computing) == ([1] * 4, 0)
-
-
-def test_a_swap_does_not_affect_requests_in_flight(recommender: Recommender) -> None:
-    other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
-
-    async def swap_while_ranking() -> tuple[Response, Response]:
-        async def rank(turn: Turn) -> np.ndarray:
-            checkout.recommender = other
-            return await rank_here(turn)
-
-        checkout = Checkout(recommender, 1e6, rank)
-        return await checkout.answer(REQUEST, call()), await checkout.answer(REQUEST, call())
-
-    first, second = asyncio.run(swap_while_ranking())
-    assert [first.bundle_id, second.bundle_id] == [recommender.bundle.bundle_id, "other"]
 
 
 def test_an_answer_is_observed_once_and_a_rehearsal_is_not(recommender: Recommender) -> None:
@@ -365,10 +330,7 @@ def test_an_internal_error_logs_its_place_and_no_shopper_data(
 
 @pytest.mark.parametrize("broken", ["fallback", "last_kept", "key"])
 def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
-    recommender: Recommender,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: str,
+    recommender: Recommender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def raises(*_: object) -> None:
         raise KeyError(SECRET.user_id, SECRET.basket)
@@ -378,7 +340,8 @@ def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
 
     recommender.answers = AnswerCache()
     monkeypatch.setattr(recommender, broken, raises)
-    answer_without_leak(caplog, Checkout(recommender, 1e6, gone))
+    answer = answer_without_leak(caplog, Checkout(recommender, 1e6, gone))
+    assert answer.rung == ("empty" if broken == "fallback" else "popular")
     assert "in raises" in caplog.text
 
 
@@ -507,18 +470,14 @@ def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommend
     assert ask(recommender, rank=raises).degraded_reason == "predict_error"
 
 
-def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:
+async def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:
     checkout = Checkout(recommender, 1e6)
-
-    async def ask_often() -> None:
-        with checkout.rehearsing(recommender):
-            for _ in range(2 * FIRST):
-                await checkout.answer(REQUEST, call(math.inf))
-        assert checkout.service.budgets.ranking.of(100) == 0
-        for _ in range(FIRST):
-            await checkout.answer(REQUEST, call())
-
-    asyncio.run(ask_often())
+    with checkout.rehearsing(recommender):
+        for _ in range(2 * FIRST):
+            await checkout.answer(REQUEST, call(math.inf))
+    assert checkout.service.budgets.ranking.of(100) == 0
+    for _ in range(FIRST):
+        await checkout.answer(REQUEST, call())
     budgets = checkout.service.budgets
     for budget in (budgets.features, budgets.retrieval, budgets.reranking):
         assert 0 < budget.of() < 1

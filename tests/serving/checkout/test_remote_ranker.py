@@ -201,21 +201,17 @@ def answered(elsewhere: Ranker, model: str = "", tls: Tls = NO_TLS) -> list[floa
 
 
 @pytest.mark.parametrize(("cut", "says"), [(3, "cannot be read"), (4, "gave .* scores for")])
-def test_scores_that_are_not_one_a_row_are_the_ranker_s_fault(
+async def test_scores_that_are_not_one_a_row_are_the_ranker_s_fault(
     recommender: Recommender, cut: int, says: str
 ) -> None:
     """Not that of the rows: the circuit breaker learns of it, and no row is asked again alone."""
-
-    async def run() -> None:
-        async with ranking(Ranker(recommender, cut=cut)) as (elsewhere, ranker):
-            for _ in range(FAILURES):
-                with pytest.raises(RankerUnavailable, match=says):
-                    await ranker.rank(turn(recommender))
-            with pytest.raises(RankerUnavailable, match="failed repeatedly"):
+    async with ranking(Ranker(recommender, cut=cut)) as (elsewhere, ranker):
+        for _ in range(FAILURES):
+            with pytest.raises(RankerUnavailable, match=says):
                 await ranker.rank(turn(recommender))
-            assert elsewhere.asked == FAILURES
-
-    asyncio.run(run())
+        with pytest.raises(RankerUnavailable, match="failed repeatedly"):
+            await ranker.rank(turn(recommender))
+        assert elsewhere.asked == FAILURES
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -253,25 +249,22 @@ def failed() -> float:
     return REGISTRY.get_sample_value("reco_ranker_calls_total", {"outcome": "failed"}) or 0.0
 
 
-def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
+async def test_an_absent_certificate_counts_as_a_failure_and_opens_the_breaker(
     recommender: Recommender, tmp_path: Path
 ) -> None:
     from serving.checkout.remote_ranker import RemoteRanker
 
-    async def run() -> None:
-        ranker = RemoteRanker("https://127.0.0.1:1", tls=(tmp_path / "absent.pem", None, None), probe_s=0.05)
-        before = failed()
-        for number in range(FAILURES):
-            assert not ranker.breaker.is_open
-            with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
-                await ranker.rank(turn(recommender))
-            assert failed() == before + number + 1
-        assert ranker.breaker.is_open
-        await asyncio.sleep(0.2)
-        assert ranker.breaker.is_open, "no probe succeeds without it"
-        await ranker.close()
-
-    asyncio.run(run())
+    ranker = RemoteRanker("https://127.0.0.1:1", tls=(tmp_path / "absent.pem", None, None), probe_s=0.05)
+    before = failed()
+    for number in range(FAILURES):
+        assert not ranker.breaker.is_open
+        with pytest.raises(RankerUnavailable, match=r"absent\.pem: No such file"):
+            await ranker.rank(turn(recommender))
+        assert failed() == before + number + 1
+    assert ranker.breaker.is_open
+    await asyncio.sleep(0.2)
+    assert ranker.breaker.is_open, "no probe succeeds without it"
+    await ranker.close()
 
 
 def test_without_a_candidate_no_ranker_is_asked(recommender: Recommender) -> None:
@@ -284,12 +277,7 @@ def test_without_a_candidate_no_ranker_is_asked(recommender: Recommender) -> Non
 
 
 def test_an_endpoint_with_a_remote_ranker_gives_the_same_answers(
-    endpoint: Any,
-    client: httpx.Client,
-    start_endpoint: Any,
-    toy_bundle: Path,
-    toy_store: str,
-    tmp_path: Path,
+    endpoint: Any, client: httpx.Client, start_endpoint: Any, toy_bundle: Path, toy_store: str, tmp_path: Path
 ) -> None:
     front = start_endpoint(
         toy_bundle,
@@ -319,112 +307,92 @@ async def within(condition: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(
-    recommender: Recommender,
-) -> None:
+async def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(recommender: Recommender) -> None:
     def opened() -> float | None:
         return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "ranker"})
 
-    async def run() -> None:
-        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
-            checkout = Checkout(recommender, 60_000, ranker.rank)
+    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+        checkout = Checkout(recommender, 60_000, ranker.rank)
 
-            async def ask() -> Response:
-                now = time.perf_counter()
-                return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
+        async def ask() -> Response:
+            now = time.perf_counter()
+            return await checkout.answer(REQUEST, Call(now, now + 60, "given"))
 
-            assert (await ask()).rung == "full"
-            await elsewhere.kill()
-            answers = [await ask() for _ in range(20)]
-            assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
-                ("popular", "ranker_unavailable")
-            }
-            assert (ranker.breaker.is_open, opened()) == (True, 1)
-            elsewhere.ready = False
-            await elsewhere.start()
-            await asyncio.sleep(0.5)
-            assert ranker.breaker.is_open, "its model is not ready"
-            elsewhere.ready = True
-            await within(lambda: not ranker.breaker.is_open)
-            assert opened() == 0
-            again = await ask()
-            assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
-
-    asyncio.run(run())
+        assert (await ask()).rung == "full"
+        await elsewhere.kill()
+        answers = [await ask() for _ in range(20)]
+        assert {(answer.rung, answer.degraded_reason) for answer in answers} == {
+            ("popular", "ranker_unavailable")
+        }
+        assert (ranker.breaker.is_open, opened()) == (True, 1)
+        elsewhere.ready = False
+        await elsewhere.start()
+        await asyncio.sleep(0.5)
+        assert ranker.breaker.is_open, "its model is not ready"
+        elsewhere.ready = True
+        await within(lambda: not ranker.breaker.is_open)
+        assert opened() == 0
+        again = await ask()
+        assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
 
 
-def test_a_hanging_ranker_is_skipped_until_it_answers_again(
-    recommender: Recommender,
-) -> None:
-    async def run() -> None:
-        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: Recommender) -> None:
+    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 30.0
+        for _ in range(FAILURES):
+            assert not ranker.breaker.is_open
+            with pytest.raises(DeadlineExceeded):
+                await ranker.rank(turn(recommender, limit_s=1.0))
+        asked = elsewhere.asked
+        assert ranker.breaker.is_open
+        with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
             await ranker.rank(turn(recommender))
-            elsewhere.wait_s = 30.0
-            for _ in range(FAILURES):
-                assert not ranker.breaker.is_open
-                with pytest.raises(DeadlineExceeded):
-                    await ranker.rank(turn(recommender, limit_s=1.0))
-            asked = elsewhere.asked
-            assert ranker.breaker.is_open
-            with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
-                await ranker.rank(turn(recommender))
-            await asyncio.sleep(1.5)  # a probe hangs as well
-            assert ranker.breaker.is_open
-            assert elsewhere.asked == asked
-            elsewhere.wait_s = 0.0
-            await within(lambda: not ranker.breaker.is_open)
-            assert len(await ranker.rank(turn(recommender))) > 50
-
-    asyncio.run(run())
+        await asyncio.sleep(1.5)  # a probe hangs as well
+        assert ranker.breaker.is_open
+        assert elsewhere.asked == asked
+        elsewhere.wait_s = 0.0
+        await within(lambda: not ranker.breaker.is_open)
+        assert len(await ranker.rank(turn(recommender))) > 50
 
 
-def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recommender) -> None:
+async def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recommender) -> None:
     from serving.checkout.remote_ranker import FAIR_S, MARGIN_S
 
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
-
-    async def run() -> None:
-        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
-            for _ in range(2 * FAILURES):
-                with pytest.raises(RankerMismatch):
-                    await ranker.rank(turn(other))
-            elsewhere.refuses = True
-            for _ in range(2 * FAILURES):
-                with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
-                    await ranker.rank(turn(recommender))
-            elsewhere.refuses, elsewhere.wait_s = False, 0.1
-            for _ in range(2 * FAILURES):
-                with pytest.raises(DeadlineExceeded):
-                    await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
-            assert not ranker.breaker.is_open
-
-    asyncio.run(run())
-
-
-def test_a_call_ends_in_time_for_the_later_stages(recommender: Recommender) -> None:
-    async def run() -> None:
-        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
-            await ranker.rank(turn(recommender))
-            elsewhere.wait_s = 600.0  # the call ends long before the answer
-            late = turn(recommender)
-            late.until = time.perf_counter() + 0.2
+    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+        for _ in range(2 * FAILURES):
+            with pytest.raises(RankerMismatch):
+                await ranker.rank(turn(other))
+        elsewhere.refuses = True
+        for _ in range(2 * FAILURES):
+            with pytest.raises(RankerUnavailable, match="INVALID_ARGUMENT"):
+                await ranker.rank(turn(recommender))
+        elsewhere.refuses, elsewhere.wait_s = False, 0.1
+        for _ in range(2 * FAILURES):
             with pytest.raises(DeadlineExceeded):
-                await ranker.rank(late)
+                await ranker.rank(turn(recommender, limit_s=MARGIN_S + FAIR_S / 2))
+        assert not ranker.breaker.is_open
 
-    asyncio.run(run())
+
+async def test_a_call_ends_in_time_for_the_later_stages(recommender: Recommender) -> None:
+    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 600.0  # the call ends long before the answer
+        late = turn(recommender)
+        late.until = time.perf_counter() + 0.2
+        with pytest.raises(DeadlineExceeded):
+            await ranker.rank(late)
 
 
-def test_a_request_in_flight_is_answered_when_the_connection_closes(recommender: Recommender) -> None:
-    async def run() -> None:
-        async with ranking(Ranker(recommender)) as (elsewhere, ranker):
-            await ranker.rank(turn(recommender))
-            elsewhere.wait_s = 30.0
-            waiting = asyncio.create_task(ranker.rank(turn(recommender)))
-            await within(lambda: elsewhere.asked == 2)
-            before = failed()
-            await ranker.close()
-            with pytest.raises(RankerUnavailable, match="was closed"):
-                await waiting
-            assert failed() == before + 1
-
-    asyncio.run(run())
+async def test_a_request_in_flight_is_answered_when_the_connection_closes(recommender: Recommender) -> None:
+    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
+        await ranker.rank(turn(recommender))
+        elsewhere.wait_s = 30.0
+        waiting = asyncio.create_task(ranker.rank(turn(recommender)))
+        await within(lambda: elsewhere.asked == 2)
+        before = failed()
+        await ranker.close()
+        with pytest.raises(RankerUnavailable, match="was closed"):
+            await waiting
+        assert failed() == before + 1

@@ -142,22 +142,21 @@ Ask = Callable[..., Recommendations]
 def ask(request: pytest.FixtureRequest) -> Ask:
     """One call with each kind of client: both classes behave the same."""
 
-    def sync(
+    def call(
         url: str, basket: Any = ("b2",), options: dict[str, Any] | None = None, **asked: Any
     ) -> Recommendations:
-        with Client(url, BEST, **{"deadline_ms": PATIENT_MS, **(options or {})}) as client:
-            return client.recommend(basket, **asked)
+        given: dict[str, Any] = {"deadline_ms": PATIENT_MS, **(options or {})}
+        if request.param == "sync":
+            with Client(url, BEST, **given) as client:
+                return client.recommend(basket, **asked)
 
-    async def once(url: str, basket: Any, options: dict[str, Any], asked: dict[str, Any]) -> Recommendations:
-        async with AsyncClient(url, BEST, **{"deadline_ms": PATIENT_MS, **options}) as client:
-            return await client.recommend(basket, **asked)
+        async def once() -> Recommendations:
+            async with AsyncClient(url, BEST, **given) as client:
+                return await client.recommend(basket, **asked)
 
-    def by_loop(
-        url: str, basket: Any = ("b2",), options: dict[str, Any] | None = None, **asked: Any
-    ) -> Recommendations:
-        return asyncio.run(once(url, basket, options or {}, asked))
+        return asyncio.run(once())
 
-    return sync if request.param == "sync" else by_loop
+    return call
 
 
 def check_fallback(
@@ -211,12 +210,6 @@ def test_a_request_without_an_id_gets_a_generated_one(serve: Callable[[Say], Ser
     server = serve(good)
     answer = ask(server.url)
     assert answer.request_id == server.requests[0][1]["request_id"] != ""
-
-
-def test_an_invalid_answer_is_not_asked_for_again(serve: Callable[[Say], Server], ask: Ask) -> None:
-    server = serve(always(http(200, b"<html>")))
-    check_fallback(ask(server.url), answers.MALFORMED_ANSWER)
-    assert len(server.requests) == 1
 
 
 # ------------------------------------------------------------------------------------------ deadline
@@ -289,6 +282,7 @@ def test_two_failures_give_a_fallback(
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
+        (200, answers.MALFORMED_ANSWER),
         (400, answers.INVALID_REQUEST),
         (413, answers.INVALID_REQUEST),
         (422, answers.INVALID_REQUEST),
@@ -303,12 +297,6 @@ def test_an_error_that_would_repeat_is_not_retried(
     server = serve(always(http(status, b'{"error": "k must be 0 or more"}')))
     check_fallback(ask(server.url), reason)
     assert len(server.requests) == 1
-
-
-def test_a_closed_port_gives_a_fallback(ask: Ask) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    check_fallback(ask(f"http://127.0.0.1:{port}"), answers.CONNECTION_FAILED)
 
 
 def test_retries_add_at_most_a_tenth_to_the_load(serve: Callable[[Say], Server]) -> None:
@@ -437,26 +425,20 @@ def test_an_address_that_stays_silent_until_the_deadline_is_left(serve: Callable
         eventually(lambda: not asking.recommend([]).degraded)
 
 
-def test_a_caller_that_leaves_early_says_nothing_about_an_address(serve: Callable[[Say], Server]) -> None:
-    server = serve(always(NEVER))
-
-    async def leave() -> str:
-        async with AsyncClient(
-            f"http://recommender.shop:{server.port}",
-            BEST,
-            deadline_ms=PATIENT_MS,
-            resolve=lambda host, port: ["127.0.0.1", "127.0.0.2"],
-        ) as asking:
-            call = asyncio.create_task(asking.recommend([]))
-            while not server.requests:
-                await asyncio.sleep(0.01)
-            call.cancel()
-            await asyncio.wait({call})
-            assert call.cancelled()
-            await asyncio.gather(*asking._caller._tasks, return_exceptions=True)
-            return await asking._caller._addresses.first()
-
-    assert asyncio.run(leave()) == "127.0.0.1"
+async def test_a_caller_that_leaves_early_says_nothing_about_an_address(
+    serve: Callable[[Say], Server],
+) -> None:
+    server, both = serve(always(NEVER)), ["127.0.0.1", "127.0.0.2"]
+    url = f"http://recommender.shop:{server.port}"
+    async with AsyncClient(url, BEST, deadline_ms=PATIENT_MS, resolve=lambda host, port: both) as asking:
+        call = asyncio.create_task(asking.recommend([]))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        await asyncio.gather(*asking._caller._tasks, return_exceptions=True)
+        assert await asking._caller._addresses.first() == both[0]
 
 
 # ------------------------------------------------------------------------------------------ arguments
@@ -590,24 +572,19 @@ def test_callers_together_share_a_thread_and_few_connections(serve: Callable[[Sa
     assert not any(thread.is_alive() for thread in ours)
 
 
-def test_hung_calls_return_their_connections(
+async def test_hung_calls_return_their_connections(
     serve: Callable[[Say], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "FAILURES", 1_000)
     well = threading.Event()
     server = serve(lambda number, document: good(number, document) if well.is_set() else NEVER)
-
-    async def calls() -> list[Recommendations]:
-        async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
-            many = [
-                asking.recommend(["b2"], deadline_ms=SHORT_MS) for _ in range(3 * attempts.MAX_CONNECTIONS)
-            ]
-            hung = await asyncio.gather(*many)
-            assert {answer.degraded_reason for answer in hung} == {answers.DEADLINE_EXCEEDED}
-            well.set()
-            return await asyncio.gather(*(asking.recommend([]) for _ in range(2 * attempts.MAX_CONNECTIONS)))
-
-    assert not any(answer.degraded for answer in asyncio.run(calls()))
+    async with AsyncClient(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
+        many = [asking.recommend(["b2"], deadline_ms=SHORT_MS) for _ in range(3 * attempts.MAX_CONNECTIONS)]
+        hung = await asyncio.gather(*many)
+        assert {answer.degraded_reason for answer in hung} == {answers.DEADLINE_EXCEEDED}
+        well.set()
+        again = await asyncio.gather(*(asking.recommend([]) for _ in range(2 * attempts.MAX_CONNECTIONS)))
+        assert not any(answer.degraded for answer in again)
 
 
 def test_a_closed_client_answers_without_the_endpoint(serve: Callable[[Say], Server]) -> None:

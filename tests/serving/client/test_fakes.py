@@ -1,8 +1,6 @@
-import asyncio
-
 import pytest
 
-from serving.client.answers import NotAnswered, Recommendations
+from serving.client.answers import NotAnswered
 from serving.client.client import AsyncClient, Client
 from serving.client.fakes import AsyncFakeClient, FakeClient
 
@@ -17,14 +15,10 @@ def test_the_fake_returns_its_items_and_records_the_calls() -> None:
         FakeClient(failure="deadline_exceeded", strict=True).recommend([])
 
 
-def test_the_asynchronous_fake_does_the_same() -> None:
-    async def call() -> Recommendations:
-        async with AsyncFakeClient(["b1", "b2"], failure="overloaded") as fake:
-            answer = await fake.recommend(["b2"])
-            assert fake.calls == [{"basket": ["b2"]}]
-            return answer
-
-    answer = asyncio.run(call())
+async def test_the_asynchronous_fake_does_the_same() -> None:
+    async with AsyncFakeClient(["b1", "b2"], failure="overloaded") as fake:
+        answer = await fake.recommend(["b2"])
+    assert fake.calls == [{"basket": ["b2"]}]
     assert (answer.degraded_reason, [item.item_id for item in answer.items]) == ("overloaded", ["b1"])
 
 

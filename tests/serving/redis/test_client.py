@@ -195,20 +195,15 @@ def test_no_server_is_a_lost_connection() -> None:
     client.close()
 
 
-def test_a_reply_that_arrived_counts_although_our_loop_is_late() -> None:
+async def test_a_reply_that_arrived_counts_although_our_loop_is_late() -> None:
     with listening(answering(b"+warm\r\n", b"+OK\r\n")) as node:
-
-        async def ask() -> object:
-            client = client_of(node)
-            await client.ask(soon(), "ANY")
-            asked = asyncio.ensure_future(client.ask(soon(0.05), "ANY"))
-            await asyncio.sleep(0.01)  # the command is sent
-            time.sleep(0.1)  # another task computes
-            reply = await asked
-            await client.aclose()
-            return reply
-
-        assert asyncio.run(ask()) == b"OK"
+        client = client_of(node)
+        await client.ask(soon(), "ANY")
+        asked = asyncio.ensure_future(client.ask(soon(0.05), "ANY"))
+        await asyncio.sleep(0.01)  # the command is sent
+        time.sleep(0.1)  # another task computes
+        assert await asked == b"OK"
+        await client.aclose()
 
 
 def test_a_call_ends_at_the_deadline_though_other_tasks_compute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,21 +232,17 @@ def test_a_call_ends_at_the_deadline_though_other_tasks_compute(monkeypatch: pyt
         assert asyncio.run(ask()) <= LATE_STEPS + 20
 
 
-def test_the_loop_runs_while_a_server_is_frozen() -> None:
+async def test_the_loop_runs_while_a_server_is_frozen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-
-        async def ask() -> int:
-            client, steps = client_of(mute.getsockname()), 0
-            asked = asyncio.ensure_future(client.ask(soon(0.2), "ANY"))
-            while not asked.done():
-                steps += 1
-                await asyncio.sleep(0.001)
-            with pytest.raises(TimeoutError):
-                await asked
-            await client.aclose()
-            return steps
-
-        assert asyncio.run(ask()) > 2, "a blocked loop takes no step"
+        client, steps = client_of(mute.getsockname()), 0
+        asked = asyncio.ensure_future(client.ask(soon(0.2), "ANY"))
+        while not asked.done():
+            steps += 1
+            await asyncio.sleep(0.001)
+        with pytest.raises(TimeoutError):
+            await asked
+        await client.aclose()
+    assert steps > 2, "a blocked loop takes no step"
 
 
 def test_a_caller_that_gives_up_leaves_the_connection_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,19 +302,14 @@ def test_more_reads_at_once_than_connections_wait_for_one() -> None:
         assert asyncio.run(burst(client_of(node))) == [b"OK"] * 3 * MAX_CONNECTIONS
 
 
-def test_a_read_that_got_no_connection_ends_in_time_and_leaves_no_call() -> None:
-    async def ask() -> tuple[list[BaseException], int]:
+async def test_a_read_that_got_no_connection_ends_in_time_and_leaves_no_call() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
         client = client_of(mute.getsockname())
         reads = [client.ask(soon(0.05), "GET", "a") for _ in range(2 * MAX_CONNECTIONS)]
         errors = await asyncio.gather(*reads, return_exceptions=True)
-        calls = len(client._calls)
+        assert {type(error) for error in errors} == {TimeoutError}
+        assert len(client._calls) == MAX_CONNECTIONS
         await client.aclose()
-        return errors, calls
-
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        errors, calls = asyncio.run(ask())
-    assert {type(error) for error in errors} == {TimeoutError}
-    assert calls == MAX_CONNECTIONS
 
 
 # --------------------------------------------------------------------------------- loops and threads
@@ -426,11 +412,8 @@ def test_redis_py_has_each_internal_that_is_used() -> None:
     assert isinstance(asyncio.StreamWriter.transport, property)
 
 
-def test_a_cluster_of_redis_py_has_each_internal_that_is_used() -> None:
-    async def made() -> Any:
-        return aioredis.RedisCluster(host="127.0.0.1", port=1)
-
-    cluster = asyncio.run(made())
+async def test_a_cluster_of_redis_py_has_each_internal_that_is_used() -> None:
+    cluster = aioredis.RedisCluster(host="127.0.0.1", port=1)
     assert cluster.connection_kwargs is not None
     assert cluster.nodes_manager.connection_kwargs is not None
     assert isinstance(cluster.commands_parser, AsyncCommandsParser)
@@ -480,9 +463,7 @@ def test_a_cluster_without_slots_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_user_is_found_on_its_node_with_one_dead_seed_node(
-    cluster: tuple[Valkey, Valkey],
-) -> None:
+def test_each_user_is_found_on_its_node_with_one_dead_seed_node(cluster: tuple[Valkey, Valkey]) -> None:
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster[1].port}"
     users = [str(number) for number in range(20)]
     with redis.RedisCluster("127.0.0.1", cluster[0].port) as client:

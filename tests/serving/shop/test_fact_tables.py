@@ -82,11 +82,6 @@ def shown(
     return found[0]
 
 
-def test_a_coupon_ends_on_its_second() -> None:
-    facts = [coupon("SAVE", 1.0, until=100.0)]
-    assert [shown(facts, at) for at in (99.999, 100.0)] == ["SAVE", None]
-
-
 def test_the_shoppers_coupon_precedes_the_stores_and_the_latest() -> None:
     facts = [
         coupon("OLD", 1.0),

@@ -45,12 +45,15 @@ class Catalogue:
 class Breaking(SqliteFactStore):
     """A store that fails on demand."""
 
-    broken = False
+    broken: Exception | None = None
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         if self.broken:
-            raise FactsUnavailable("the store is down")
+            raise self.broken
         return super().changed_since(sequence)
+
+
+DOWN = FactsUnavailable("the store is down")
 
 
 CATALOGUE: Any = Catalogue()
@@ -127,26 +130,16 @@ def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
         failed = reads("failed")
-        store.broken = True
+        store.broken = DOWN
         store.write([stock("i2", 0)])
         eventually(lambda: reads("failed") >= failed + 3)
         assert (excluded(live), live.state) == ([1], "unavailable")
         assert len(caplog.records) == 1
         assert "stay as last read: the store is down" in caplog.text
-        store.broken = False
+        store.broken = None
         eventually(lambda: excluded(live) == [1, 2])
         eventually(lambda: live.state == "ready")
         assert len(caplog.records) == 2
-
-
-def test_a_store_broken_from_the_start_is_read_after_recovery(tmp_path: Path) -> None:
-    store = Breaking(tmp_path / "facts.db")
-    store.broken = True
-    store.write([stock("i1", 0)])
-    with closing(LiveFacts(CATALOGUE, store)) as live:
-        assert (excluded(live), live.state) == ([], "unavailable")
-        store.broken = False
-        eventually(lambda: excluded(live) == [1])
 
 
 def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
@@ -160,14 +153,14 @@ def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:
     with live() as before, live() as whole:
         assert before.state == whole.state == "ready"
         file.write_text("{")
-        store.broken = True
+        store.broken = DOWN
         eventually(lambda: whole.state == "unavailable")
         assert whole.lacks(before.known()) == [], "what it has read it keeps"
         with live() as blind, live() as other:
             assert blind.state == "unavailable"
             assert blind.lacks(before.known()) == ["fact store", "rules file"]
             assert other.lacks(blind.known()) == [], "nothing is lost that nobody knew"
-            store.broken = False
+            store.broken = None
             eventually(lambda: blind.lacks(before.known()) == ["rules file"])
             assert blind.state == "unavailable", "the file still is"
             file.unlink()
@@ -257,7 +250,7 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(
     class Half(Breaking):
         def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
             found = super().changed_since(sequence)
-            self.broken = True
+            self.broken = DOWN
             return found
 
     store, half = Breaking(tmp_path / "facts.db"), Half(tmp_path / "half.db")
@@ -269,19 +262,11 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(
 
 
 def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    class Mad(SqliteFactStore):
-        mad = False
-
-        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
-            if self.mad:
-                raise ZeroDivisionError
-            return super().changed_since(sequence)
-
-    store = Mad(tmp_path / "facts.db")
+    store = Breaking(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
-        store.mad = True
+        store.broken = ZeroDivisionError()
         eventually(lambda: "facts could not be taken in" in caplog.text)
-        store.mad = False
+        store.broken = None
         store.write([stock("i1", 0)])
         eventually(lambda: excluded(live) == [1])
 
@@ -330,14 +315,6 @@ def recommender(toy_bundle: Path, facts: FactStore) -> Iterator[Recommender]:
     recommender = open_recommender(toy_bundle, MemoryStore(), facts=facts)
     yield recommender
     recommender.facts.close()
-
-
-def test_sold_out_in_one_store_is_offered_in_another(recommender: Recommender, facts: FactStore) -> None:
-    item = next(iter(ask(recommender)))
-    facts.write([stock(item, 0, "store-0")])
-    eventually(lambda: item not in ask(recommender))
-    assert item in ask(recommender, store_id="store-1")
-    assert item in ask(recommender, store_id=None)
 
 
 def test_an_answer_has_price_promotion_and_coupon_until_they_end(

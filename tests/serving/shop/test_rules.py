@@ -258,14 +258,6 @@ def follow(recommender: Recommender, text: str) -> None:
     recommender.facts.rules = bind(text)[0]
 
 
-def test_a_ban_holds_on_every_rung(recommender: Recommender) -> None:
-    usual = ids(recommender.recommend(LOUD))
-    best = ids(recommender.fallback(LOUD, "test"))
-    follow(recommender, f"ban:\n  - {{name: recall, items: [{usual[0]}, {best[0]}]}}\n")
-    assert ids(recommender.recommend(LOUD))[0] == usual[1]
-    assert ids(recommender.fallback(LOUD, "test"))[: len(best) - 1] == best[1:]
-
-
 @pytest.mark.parametrize("pinned", [3, 77, 239])
 @pytest.mark.parametrize("slot", [1, 2, 10])
 def test_a_pin_is_in_its_slot_on_every_rung_with_its_reason(
@@ -287,18 +279,12 @@ def test_a_pin_is_in_its_slot_on_every_rung_with_its_reason(
     assert ids(shorter) == ids(answer)[:4]
 
 
-@pytest.mark.parametrize("why", ["basket", "ban", "sold out", "premium"])
+@pytest.mark.parametrize("why", ["sold out", "premium"])
 def test_a_pinned_item_that_is_excluded_is_not_shown(recommender: Recommender, why: str) -> None:
     """`premium` shows only the most expensive fifth: item 0 is outside it."""
     cheap = int(np.argmin(STATISTICS.price))
     text = f"pin:\n  - {{name: Christmas, item: {item(cheap)}, slot: 1}}\n"
-    asked = LOUD
-    if why == "basket":
-        asked = replace(LOUD, basket=(item(cheap),))
-    elif why == "ban":
-        text += f"ban:\n  - {{name: recall, items: [{item(cheap)}]}}\n"
-    elif why == "premium":
-        asked = replace(LOUD, profile="premium")
+    asked = replace(LOUD, profile="premium") if why == "premium" else LOUD
     follow(recommender, text)
     if why == "sold out":
         set_stock(recommender, [cheap])
@@ -322,17 +308,7 @@ def test_a_boost_lifts_a_low_item_and_gives_its_reason(recommender: Recommender)
     assert answer.items[0].reason == f"{low.reason}; raised by own week"
 
 
-def test_a_buried_item_moves_down(recommender: Recommender) -> None:
-    first = recommender.recommend(LOUD).items[0]
-    follow(recommender, f"bury:\n  - {{name: slow, factor: 0.001, items: [{first.item_id}]}}\n")
-    answer = recommender.recommend(LOUD)
-    assert first.item_id not in ids(answer)
-    assert not [one for one in answer.items if "slow" in one.reason]
-
-
-def test_reserved_slots_hold_their_kind_and_the_others_the_best(
-    recommender: Recommender,
-) -> None:
+def test_reserved_slots_hold_their_kind_and_the_others_the_best(recommender: Recommender) -> None:
     before = {item(code) for code in (5, 50, 51, 120, 10)}
     usual = recommender.recommend(LOUD)
     assert set(ids(usual)[:4]) == before - {item(5)}, "this shop's model puts what was bought before first"

@@ -89,14 +89,6 @@ def test_a_file_changed_during_a_read_is_read_again(tmp_path: Path) -> None:
     assert [watched.changed() for _ in range(4)] == [None, None, None, "333"]
 
 
-def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "number"
-    file.write_text("12345678901")
-    watched = WatchedFile(file, lambda place: int(read_regular(place, 10)), 0)
-    assert two_looks(watched) == [None, None]
-    assert watched.broken == "expected a regular file of at most 10 bytes"
-
-
 def test_content_that_comes_back_with_its_old_time_ends_the_fault(tmp_path: Path) -> None:
     file = tmp_path / "number"
     file.write_text("7")

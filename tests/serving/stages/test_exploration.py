@@ -1,6 +1,5 @@
 """One place of a list is drawn: as often as its propensity says, once for a request, never cached."""
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def ids(response: Response) -> list[str]:
 
 
 @pytest.mark.parametrize("answers", [None, AnswerCache()], ids=["computed", "cached"])
-def test_explored_answers_repeat_are_logged_and_never_cached(
+async def test_explored_answers_repeat_are_logged_and_never_cached(
     toy_bundle: Path, tmp_path: Path, answers: AnswerCache | None
 ) -> None:
     log = PredictionLog(tmp_path, DENSE_NAMES)
@@ -129,7 +128,7 @@ def test_explored_answers_repeat_are_logged_and_never_cached(
         return [await checkout.answer(request, Call(now, now + 1e6, "given")) for request in requests]
 
     asked = questions(60)
-    first, again = asyncio.run(ask(asked)), asyncio.run(ask(asked))
+    first, again = await ask(asked), await ask(asked)
     log.close()
     assert [ids(one) for one in first] == [ids(one) for one in again]
     usual = ids(plain.recommend(asked[0]))

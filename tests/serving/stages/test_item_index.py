@@ -90,10 +90,7 @@ def test_an_added_item_is_found_among_the_others(indexes: dict[str, faiss.Index]
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.integers(0, 39), max_size=12, unique=True),
-    st.lists(st.integers(0, 39), max_size=12),
-)
+@given(st.lists(st.integers(0, 39), max_size=12, unique=True), st.lists(st.integers(0, 39), max_size=12))
 def test_additions_and_removals_give_the_items_of_a_dict(added: list[int], removed: list[int]) -> None:
     """A new vector replaces the old one, and a removed item stays away though it was added."""
     held, vectors = dict(enumerate(planted(30))), planted(len(added), seed=100)

@@ -32,18 +32,6 @@ from tests.serving.conftest import build_statistics
 from tests.serving.stages.conftest import rerank
 
 
-def test_the_second_item_of_a_type_pays_the_penalty() -> None:
-    scores, types = np.array([0.9, 0.8, 0.5]), np.array([1, 1, 2])
-    assert rerank(scores, types, 3, 0.5).tolist() == [0, 2, 1]  # 0.9, 0.5, 0.8 x 0.5
-    assert rerank(scores, types, 3, 0.7).tolist() == [0, 1, 2]  # 0.8 x 0.7 is still more than 0.5
-
-
-def test_a_third_of_a_type_pays_twice_and_unknown_types_never() -> None:
-    scores = np.array([0.9, 0.8, 0.7, 0.3])
-    assert rerank(scores, np.array([1, 1, 1, 0]), 4, 0.5).tolist() == [0, 1, 3, 2]
-    assert rerank(scores, np.array([0, 0, 0, 0]), 4, 0.5).tolist() == [0, 1, 2, 3]
-
-
 def test_an_item_new_to_the_shopper_pays_no_penalty() -> None:
     scores, types = np.array([0.9, 0.8, 0.5, 0.45]), np.array([1, 1, 2, 2])
     bought = np.array([True, False, True, True])

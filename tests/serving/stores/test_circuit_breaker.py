@@ -57,14 +57,6 @@ def test_a_few_failures_in_a_row_open_the_breaker(breaker: CircuitBreaker, depen
     assert breaker.is_open
 
 
-def test_a_healthy_dependency_is_used_again_soon(dependency: Dependency) -> None:
-    breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=600.0)
-    fail(breaker, FAILURES)
-    eventually(lambda: not breaker.is_open)
-    assert dependency.probes == 1
-    breaker.close()
-
-
 def test_a_high_share_of_recent_failures_opens_the_breaker(
     breaker: CircuitBreaker, dependency: Dependency
 ) -> None:

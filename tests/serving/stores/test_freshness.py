@@ -65,9 +65,7 @@ def test_a_partition_that_lags_makes_rows_stale() -> None:
     assert found.reason == "stale_features"
 
 
-def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     store = MemoryStore()
     beat(store, 100.0)

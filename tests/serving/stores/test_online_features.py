@@ -41,6 +41,12 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def sqlite(database: Path) -> Iterator[SqliteStore]:
+    with contextlib.closing(SqliteStore(database)) as store:
+        yield store
+
+
 def test_memory_store_returns_what_was_written() -> None:
     store = MemoryStore()
     store.write("42", UserRow(b"row", 1.0))
@@ -80,98 +86,73 @@ def test_open_store_refuses_other_urls_without_showing_passwords(url: str) -> No
     assert "secret" not in str(caught.value)
 
 
-def test_sqlite_read_returns_the_row_with_its_time(database: Path) -> None:
-    store = SqliteStore(database)
-    assert store.read("42") == UserRow(packed("apple", "bread"), float(AT))
-    assert unpack(store.read("42").history).items.tolist() == ["apple", "bread"]  # type: ignore[union-attr]
-    assert store.read("ünï") == UserRow(packed("x" * 300, user="ünï"), float(AT))
-    assert store.read("4") is None
-    store.close()
+def test_sqlite_read_returns_the_row_with_its_time(sqlite: SqliteStore) -> None:
+    assert sqlite.read("42") == UserRow(packed("apple", "bread"), float(AT))
+    assert unpack(sqlite.read("42").history).items.tolist() == ["apple", "bread"]  # type: ignore[union-attr]
+    assert sqlite.read("ünï") == UserRow(packed("x" * 300, user="ünï"), float(AT))
+    assert sqlite.read("4") is None
 
 
-def test_sqlite_read_sees_a_replaced_file(database: Path, tmp_path: Path) -> None:
-    store = SqliteStore(database)
-    assert store.read("42") is not None
+def test_sqlite_read_sees_a_replaced_file(database: Path, sqlite: SqliteStore, tmp_path: Path) -> None:
+    assert sqlite.read("42") is not None
     write_store(tmp_path / "next.db", {"42": packed("milk")})
     os.replace(tmp_path / "next.db", database)
-    assert store.read("42") == UserRow(packed("milk"), float(AT))
-    assert store.read("ünï") is None
-    store.close()
+    assert sqlite.read("42") == UserRow(packed("milk"), float(AT))
+    assert sqlite.read("ünï") is None
 
 
-def test_sqlite_store_can_be_closed_and_read_again(database: Path) -> None:
-    store = SqliteStore(database)
-    store.close()
-    store.close()
-    assert store.read("42") is not None
-    store.close()
+def test_sqlite_store_can_be_closed_and_read_again(sqlite: SqliteStore) -> None:
+    sqlite.close()
+    sqlite.close()
+    assert sqlite.read("42") is not None
 
 
-def test_sqlite_is_opened_read_only(database: Path) -> None:
-    store = SqliteStore(database)
-    store.read("42")
-    assert store._connection is not None
+def test_sqlite_is_opened_read_only(sqlite: SqliteStore) -> None:
+    sqlite.read("42")
+    assert sqlite._connection is not None
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        store._connection.execute("DELETE FROM checkout_user_history")
-    store.close()
-
-
-def _missing(path: Path) -> None:
-    path.unlink()
-
-
-def _not_a_database(path: Path) -> None:
-    path.write_bytes(b"these are no pages of a database" * 100)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:5_000])
+        sqlite._connection.execute("DELETE FROM checkout_user_history")
 
 
 @pytest.mark.parametrize(
     "break_it",
-    [_missing, _not_a_database, _empty, _cut_short],
-    ids=lambda f: f.__name__,
+    [
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(b"these are no pages of a database" * 100),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(file.read_bytes()[:5_000]),
+    ],
+    ids=["missing", "no database", "empty", "cut short"],
 )
 def test_a_broken_sqlite_store_is_unavailable_and_recovers(
-    break_it: Callable[[Path], None], database: Path, tmp_path: Path
+    break_it: Callable[[Path], object], database: Path, sqlite: SqliteStore, tmp_path: Path
 ) -> None:
     good = tmp_path / "good.db"
     shutil.copy(database, good)
     break_it(database)
-    store = SqliteStore(database)
     with pytest.raises(FeaturesUnavailable, match="cannot be read"):
-        store.read("42")
+        sqlite.read("42")
     os.replace(good, database)
-    assert store.read("42") is not None
-    store.close()
+    assert sqlite.read("42") is not None
 
 
 @pytest.mark.parametrize("value", [b"\x12\x02ab", b"\x0a\xff", proto(packed("apple", user="another"))])
-def test_an_invalid_row_is_no_store_failure(value: bytes, database: Path) -> None:
+def test_an_invalid_row_is_no_store_failure(value: bytes, database: Path, sqlite: SqliteStore) -> None:
     """No Feast value, a torn one, or the row of another shopper."""
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE checkout_user_history SET value = ?", (value,))
-    store = SqliteStore(database)
     with pytest.raises(RowInvalid, match="cannot be read"):
-        store.read("42")
-    store.close()
+        sqlite.read("42")
 
 
-def test_a_locked_sqlite_store_is_unavailable_in_time(database: Path) -> None:
-    store = SqliteStore(database)
+def test_a_locked_sqlite_store_is_unavailable_in_time(database: Path, sqlite: SqliteStore) -> None:
     writer = sqlite3.connect(database, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
     with pytest.raises(FeaturesUnavailable, match="locked"):  # it gives up while the lock is held
-        store.read("42")
+        sqlite.read("42")
     writer.execute("ROLLBACK")
     writer.close()
-    assert store.read("42") is not None
-    store.close()
+    assert sqlite.read("42") is not None
 
 
 def test_threads_share_one_sqlite_store_while_its_file_is_replaced(database: Path, tmp_path: Path) -> None:
@@ -197,12 +178,10 @@ def test_threads_share_one_sqlite_store_while_its_file_is_replaced(database: Pat
     assert wrong == []
 
 
-def test_sqlite_is_not_read_without_time(database: Path) -> None:
-    store = SqliteStore(database)
+def test_sqlite_is_not_read_without_time(sqlite: SqliteStore) -> None:
     with pytest.raises(FeaturesLate):
-        store.read("42", time.perf_counter() - 1)
-    assert store.read("42", time.perf_counter() + 60) is not None
-    store.close()
+        sqlite.read("42", time.perf_counter() - 1)
+    assert sqlite.read("42", time.perf_counter() + 60) is not None
 
 
 # ------------------------------------------------------------------------------------- behind a breaker
@@ -256,21 +235,6 @@ def test_a_guarded_store_reads_through(guarded: GuardedStore, failing: FailingSt
     assert guarded.read("42", 7.0) == UserRow(b"row", 1.0)
     assert failing.deadline == 7.0
     assert guarded.read("43") is None
-
-
-def test_a_failing_store_is_not_read_until_it_recovers(failing: FailingStore) -> None:
-    guarded = GuardedStore(failing, probe_s=0.2)
-    failing.failure = down
-    fail(guarded, 3)
-    asked = failing.reads
-    fail(guarded, 50)
-    assert failing.reads - asked <= 2, "only those of a probe in the background"
-    eventually(lambda: failing.reads > asked + 2)  # probing continues
-    assert guarded._breaker.is_open
-    failing.failure = None
-    eventually(lambda: not guarded._breaker.is_open)
-    assert guarded.read("42") == UserRow(b"row", 1.0)
-    guarded.close()
 
 
 def test_a_probe_reads_again_because_its_first_read_may_only_connect(failing: FailingStore) -> None:
