@@ -120,10 +120,10 @@ class Shop:
         return ("", 0) if record is None else (record.state, split[record.canary])
 
     def end(self) -> dict[str, Any]:
-        """Return how the release ended, and the gate's last looks."""
+        """Return how the release ended, and why."""
         record, _ = self.watcher.status()
         assert record
-        return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+        return {"ended": record.state, "reason": record.reason}
 
     def await_seen(self, is_it: Callable[[str, int], bool]) -> None:
         """Wait for a state and a weight of the canary."""
