@@ -8,7 +8,6 @@ taking turns, one thread each.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import logging
@@ -32,10 +31,9 @@ from components.evaluation.metrics import Tally, auc, ratios, summary
 from components.hyper_parameters import RANKERS, SIZES, QuantizeParams
 from components.measurement import machine_state
 from components.ranker.distill_ranker import Ensemble, train_student
-from components.ranker.export_ranker import export_ranker
-from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, read_ranker
+from components.ranker.ranker_artefact import GRAPH, RankerArtefact, read_ranker
 from components.ranker.scoring import Call, Feed, Latency, OnnxRanker, measure_calls
-from components.ranker.train_ranker import load_ranker, train_ranker
+from components.ranker.train_ranker import train_ranker
 from feature_repo.events import read_dataset
 from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
 from pipelines.bench.report import fixed, machine_line, picture, table, with_interval, write_report
@@ -94,7 +92,6 @@ def _bench(line: TrainingLine, out_dir: Path, scratch: Path) -> dict[str, Any]:
         arms[f"pruned, {variant}, tuned"] = _tuned(line, variant, scratch / f"{variant}-tuned")
     arms["served"] = line.compiled
     results = _judge(line, bundle, lists, arms, teachers)
-    results["sha256_of_export"] = _exported_again(line, scratch / "again")
     results = write_report(out_dir, "compression", results, compression_table, before)
     draw_compression(results, out_dir / "compression-bytes.png")
     return results
@@ -108,15 +105,6 @@ def _tuned(line: TrainingLine, name: str, place: Path) -> Path:
     model = quantize_dense(onnx.load(graph), variant.dense, graph, train)
     onnx.save(quantize_tables(model, variant.table_bits), place / GRAPH)
     return place
-
-
-def _exported_again(line: TrainingLine, place: Path) -> dict[str, str]:
-    """Return the SHA-256 of the student's graph, and of its export made again from the stored weights."""
-    artefact = read_ranker(line.student)
-    begin_ranker(place)
-    export_ranker(load_ranker(artefact), place, read_ranker_examples(line.examples, "calibration"))
-    files = {"student": artefact.graph, "again": place / GRAPH}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def _judge(
@@ -215,9 +203,6 @@ def compression_table(results: Mapping[str, Any]) -> str:
         "Engines, one thread each, p50 / p99 in milliseconds:",
         "",
         *_engine_table(results["engines"]),
-        "",
-        f"SHA-256 of the student's ONNX graph: {', again '.join(results['sha256_of_export'].values())} "
-        "from the stored weights.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -18,7 +18,7 @@ import orjson
 from components.measurement import machine_state, measured_on
 from feature_repo.atomic_files import write_file
 
-PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9}
+PERCENTILES = {"p50": 50, "p95": 95, "p99": 99, "p99_9": 99.9}
 MISSING = "–"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from components.hyper_parameters import IndexParams
 from components.measurement import machine_state
-from components.retriever.choose_index import KINDS, choose_index, measure_index
+from components.retriever.choose_index import KINDS, measure_index
 from pipelines.bench.report import fixed, machine_line, table, write_report
 from pipelines.bench.synthetic_shop import CATEGORIES, DEPARTMENTS, TYPES
 from serving.release.bundle import INDEX_REPORT, load_bundle
@@ -55,7 +55,6 @@ def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, 
     vectors, queries = clustered(items, width, params.queries, seed)
     with tempfile.TemporaryDirectory() as scratch:
         curve, _ = measure_index(vectors, queries, params, Path(scratch))
-        row = choose_index(curve, params.target, params.margin)
     reached = [p for p in curve if p["recall"] >= params.target and p["p99_ms"] <= TARGET_P99_MS]
     measured = {point["kind"] for point in curve}
     return {
@@ -67,7 +66,6 @@ def bench_catalogue(items: int, width: int, k: int, seed: int = 0) -> dict[str, 
         "target_p99_ms": TARGET_P99_MS,
         "reached_by": sorted({point["kind"] for point in reached}),
         "left_out": [kind for kind in KINDS if kind not in measured],
-        "chosen": curve[row],
         "curve": curve,
     }
 

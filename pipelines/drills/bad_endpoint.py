@@ -1,7 +1,7 @@
 """An endpoint with a fault: `python -m pipelines.drills.bad_endpoint FAULT SECONDS OPTIONS`.
 
 It proves its bundle like any other: the faults spare the rehearsal and golden requests, so that only traffic
-can show them; `wrong-golden` is the opposite. A fault that ends in `-live` spares the shadow, too.
+can show them. A fault that ends in `-live` spares the shadow, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import random
 import sys
 import time
 from typing import Any
-
-from msgspec.structs import replace
 
 from components.rollout.manifests import SHADOW
 from serving.checkout.checkout import Checkout, Turn
@@ -28,7 +26,7 @@ def spoil(fault: str, slow_s: float) -> None:
     """Make each endpoint of this process worse.
 
     Args:
-        fault: `slow`, `failing`, `less`, each also with `-live`; `all-less`, `wrong-golden` or `hanging`.
+        fault: `slow`, `failing`, `less`, each also with `-live`; `all-less` or `hanging`.
         slow_s: how much later a slow answer comes.
     """
     if fault == "hanging":
@@ -47,10 +45,7 @@ def spoil(fault: str, slow_s: float) -> None:
             await asyncio.sleep(slow_s)
         if is_real and kind == "failing" and random.random() < failing:
             raise RuntimeError("a drill's fault")
-        response = self.finish(turn)
-        if kind == "wrong-golden" and self.service.observers and not is_real:
-            return replace(response, items=tuple(replace(one, score=one.score / 2) for one in response.items))
-        return response
+        return self.finish(turn)
 
     async def scored(self: Checkout, turn: Turn, *rest: Any) -> Any:
         share = {"less": LESS, "all-less": 1.0}.get(kind, 0.0)

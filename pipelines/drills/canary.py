@@ -1,8 +1,8 @@
 """A champion and worse copies of it -> each way in which a release can go, with shoppers in the loop.
 
 Every case starts a small cluster of this machine: API, gateway, and an endpoint process for each slot. Load
-goes through the gateway all the time. Versions and alias are a file here, because the registry has to be away
-in one case; the gate before the traffic is another drill's.
+goes through the gateway all the time. Versions and alias are a file here: the gate before the traffic, and a
+registry that is away, are those of tests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from typing import Any
 import httpx
 
 from components.home import write_json
-from components.release.registry import RegistryUnreachable
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
-from components.rollout.plan import FINAL, ROLLBACK, Pace, Release
+from components.rollout.plan import ROLLBACK, Pace, Release
 from components.rollout.publishing import publish_bundle
 from components.rollout.release import Aborted, Rollout
-from feature_repo.errors import RecoError
 from pipelines.bench.load.goals import Goal, part_of
 from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.live.small_cluster import SmallCluster
@@ -41,20 +39,11 @@ RATE = 50.0  # requests a second, through the client and straight, half each
 LONGEST_S = 1_200.0
 LOOK_S = 0.1
 BEFORE_S = 5.0
-# The case about the registry hurries through the steps; those about the gate keep its numbers.
-HURRY = Pace(
-    weights={1: 5, 5: 10, 25: 100, 50: 100},
-    reveals=1.0,
-    shadow_answers=60,
-    look_s=1.0,
-    orphan_s=6.0,
-    missing_s=10.0,
-)
 GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """The versions that were champion, in a file; while `away` is there, too, no registry answers."""
+    """The versions that were champion, in a file."""
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
@@ -99,8 +88,6 @@ class DrillVersions:
             self._move(replace(record, version=self.champions()[-2]), True)
 
     def _move(self, record: Release, is_back: bool) -> None:
-        if (self._home / "away").exists():
-            raise RegistryUnreachable("the drill's registry is away")
         champions = self.champions()
         if champions[-1] != record.version:
             write_json(
@@ -133,15 +120,15 @@ class Shop:
         return ("", 0) if record is None else (record.state, split[record.canary])
 
     def end(self) -> dict[str, Any]:
-        """Return how the release ended, and the gate's last looks."""
+        """Return how the release ended, and why."""
         record, _ = self.watcher.status()
         assert record
-        return {"ended": record.state, "reason": record.reason, "gate": list(record.gate)}
+        return {"ended": record.state, "reason": record.reason}
 
-    def await_seen(self, is_it: Callable[[str, int], bool], look_s: float = LOOK_S) -> None:
+    def await_seen(self, is_it: Callable[[str, int], bool]) -> None:
         """Wait for a state and a weight of the canary."""
         try:
-            wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, look_s)
+            wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, LOOK_S)
         except NotReached as error:
             raise NotReached(f"{error}; it is at {self.seen()}") from error
 
@@ -174,46 +161,6 @@ def _roll_back_later(shop: Shop) -> dict[str, Any]:
         back_s = time.monotonic() - began
         going.result()
     return {**found, "back_s": back_s}
-
-
-def _registry_away(shop: Shop) -> dict[str, Any]:
-    (shop.home / "away").touch()
-    code = _exit_code(shop)
-    state, weight = shop.seen()
-    (shop.home / "away").unlink()
-    if state in FINAL:
-        return shop.end()
-    patient = replace(shop, pace=replace(shop.pace, hold_s=600.0))
-    with ThreadPoolExecutor(2) as threads:
-        going = threads.submit(_until_conflict, patient.rollout())
-        shop.await_seen(lambda state, _: going.done() or state == "hold")
-        sealed = shop.versions.champions()[-1]
-        time.sleep(3.0)
-        began = time.monotonic()
-        back = threads.submit(shop.rollout().rollback, shop.versions.place)
-        shop.await_seen(lambda _, weight: back.done() or weight == 0, LOOK_S / 4)
-        back_s = time.monotonic() - began
-        back.result()
-        going.result()
-    return {
-        "ended": shop.seen()[0],
-        "reason": f"exit code {code} at {weight} %, resumed to champion {sealed}, rolled back in the hold",
-        "back_s": back_s,
-    }
-
-
-def _exit_code(shop: Shop) -> int:
-    """Return the exit code of a release without a registry, which may be aborted; 0: it goes through."""
-    try:
-        shop.rollout().start("2", shop.versions.place)
-    except (RegistryUnreachable, Aborted) as error:
-        return error.exit_code
-    return 0
-
-
-def _until_conflict(rollout: Rollout) -> None:
-    with contextlib.suppress(RecoError):  # the rollback takes the release from it
-        rollout.resume()
 
 
 @dataclass(frozen=True)
@@ -262,26 +209,11 @@ CASES = (
     _worse("failing-live", "20 % errors that show after the shadow are aborted", "%: errors", most_failed=35),
     _worse("less-live", "10 % fewer full answers after the shadow are aborted", "%: less than full"),
     Case(
-        "wrong-golden",
-        "an endpoint that answers golden requests with other scores gets no request",
-        "golden request",
-        fault="wrong-golden",
-        most_weight=0,
-    ),
-    Case(
         "never-ready",
         "pods that do not start get no request",
         "stage after",
         fault="hanging",
         most_weight=0,
-        pace=replace(HURRY, ready_s=10.0),
-    ),
-    Case(
-        "registry-away",
-        "without a registry the traffic stays; the release is resumed, and rolled back in its hold",
-        "exit code 3 at 100 %, resumed to champion 2",
-        _registry_away,
-        pace=HURRY,
-        goals=(Goal("rollback in the hold", "<=", 2.0, " s", part_of("back_s")),),
+        pace=replace(GATE, ready_s=10.0),
     ),
 )

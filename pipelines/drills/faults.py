@@ -42,7 +42,7 @@ from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD, bytes_v
 Notes = dict[str, Any]  # the figures of a fault; plain JSON types
 Break = Callable[[System, Notes], contextlib.AbstractContextManager[None]]
 
-REFUSED = "reco_bundle_updates_total"
+UPDATES = "reco_bundle_updates_total"
 RESPONSES = "reco_responses_total"
 RANKER_CALLS = "reco_ranker_calls_total"
 FAILED_CALLS = (("failed",), ("late",), ("mismatch",))  # other calls were not made
@@ -300,9 +300,9 @@ def another_champion(number: int) -> Break:
 
     @contextlib.contextmanager
     def another(system: System, notes: Notes) -> Iterator[None]:
-        known, began = len(system.server.events("bundle")), time.monotonic()
+        swapped, began = system.sample(UPDATES, "done"), time.monotonic()
         write_champion(system.home, system.champions[number])
-        wait_for(lambda: len(system.server.events("bundle")) > known, "the other bundle answers")
+        wait_for(lambda: system.sample(UPDATES, "done") > swapped, "the other bundle answers")
         notes.setdefault("swap_s", []).append(time.monotonic() - began)
         yield
 
@@ -318,10 +318,10 @@ def broken_champion(spoil: Callable[[Path], None]) -> Break:
         place = system.home / "bundles" / f"broken-{time.monotonic_ns()}"
         shutil.copytree(system.home / other.path, place)
         spoil(place)
-        refused, began = system.sample(REFUSED, "refused"), time.monotonic()
+        refused, began = system.sample(UPDATES, "refused"), time.monotonic()
         write_champion(system.home, replace(other, path=f"bundles/{place.name}"))
         try:
-            wait_for(lambda: system.sample(REFUSED, "refused") > refused, "the broken bundle is refused")
+            wait_for(lambda: system.sample(UPDATES, "refused") > refused, "the broken bundle is refused")
             notes.setdefault("refused_s", []).append(time.monotonic() - began)
             yield
         finally:

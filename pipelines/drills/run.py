@@ -9,6 +9,7 @@ deadline allows. Drills that need the same system share one: it must be healthy 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import redis
 
@@ -111,7 +111,7 @@ def run_drills(
                         found[drill.name], seen[drill.name] = run_drill(drill, system, monitors)
                     if monitors and number == 1:  # the first system has the most drills
                         draw_dashboards(monitors, out_dir)
-            except (NotReached, OSError, httpx.HTTPError, redis.RedisError, psutil.Error) as error:
+            except (NotReached, OSError, http.client.HTTPException, redis.RedisError, psutil.Error) as error:
                 log.error("  BROKEN OFF: %s", error)
                 broken_off[drill.name] = str(error) or type(error).__name__
                 if rest := group[group.index(drill) + 1 :]:

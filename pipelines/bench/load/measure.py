@@ -100,7 +100,6 @@ class ArmRun:
     answers: list[dict[str, Any]] = field(default_factory=list)  # with `client_ms`, one at a time
     capacities: list[Capacity] = field(default_factory=list)  # one a search
     half: list[Load] = field(default_factory=list)  # a load a round, at half of the capacity
-    half_cpu_ms: list[float] = field(default_factory=list)
     overload: Load | None = None
     memory_mb: Mapping[str, float] = field(default_factory=dict)
     position: int = 0  # in the list of requests: the next run continues there
@@ -270,10 +269,8 @@ def measure_pair(bench: LoadBench, ours: ArmRun, other: ArmRun | None = None) ->
         find_capacities(bench, runs if number % 2 == 0 else runs[::-1])
     for number, run in in_turn(min(bench.effort.rounds, 3)):
         if run.rate:
-            before = run.server.cpu_ms()
             seconds = long_enough(bench.effort.half_s, run.rate / 2)
             run.half.append(bench.send(run, seconds, run.rate / 2, seed=100 + number))
-            run.half_cpu_ms.append((run.server.cpu_ms() - before) / (len(run.half[-1].status) + WARM_UP))
     for run in runs:
         if run.rate:
             rate = OVERLOAD * run.rate

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
+from pipelines.inspect.signals import read_samples
 from serving.settings import Settings
 
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
 STOP_S = 10.0
-METRICS_S = 10.0
-_BEGINS = b'{"event": "'
-
-
-class Events:
-    """The lines {"event": KIND, ...} of a file that grows; each look reads the lines since the last look.
-
-    An endpoint logs each request: to read the file from its beginning at each look would take processor time
-    from the measured server.
-    """
-
-    def __init__(self, output: Path) -> None:
-        self._output, self._read = output, 0
-        self._events: list[dict[str, Any]] = []
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return those of a kind that were written so far; an unfinished line is left for the next look."""
-        with self._output.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        new = new[: new.rfind(b"\n") + 1]
-        self._read += len(new)
-        self._events += [orjson.loads(line) for line in new.splitlines() if line.startswith(_BEGINS)]
-        return [event for event in self._events if event["event"] == kind]
+_READY = b'{"event": "ready"'
 
 
 @dataclass(frozen=True)
@@ -52,7 +27,6 @@ class MeasuredServer:
 
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]  # its ready line
-    output: Events = field(default_factory=lambda: Events(Path(os.devnull)))
 
     def cpu_ms(self) -> float:
         """Return the processor time of all its processes so far, ended children included."""
@@ -68,23 +42,14 @@ class MeasuredServer:
                 total["pss"] += memory.pss / 2**20
         return total
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return the lines {"event": KIND, ...} of its output so far."""
-        return self.output.of(kind)
-
     def samples(self, metric: str) -> dict[tuple[str, ...], float]:
         """Return the values of a metric in its /metrics now, by those of its labels in their order.
 
         Raises:
-            httpx.HTTPError: it shows no metrics.
+            OSError: it shows no metrics.
         """
-        page = httpx.get(f"{self.ready['http']}/metrics", timeout=METRICS_S, trust_env=False)
-        return {
-            tuple(sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(page.raise_for_status().text)
-            for sample in family.samples
-            if sample.name == metric
-        }
+        samples = read_samples(f"{self.ready['http']}/metrics").get(metric, ())
+        return {tuple(labels.values()): value for labels, value in samples}
 
 
 @contextlib.contextmanager
@@ -102,8 +67,7 @@ def started(command: Sequence[str], environment: Mapping[str, str], output: Path
     with output.open("wb") as out:
         process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out)
     try:
-        events = _wait_ready(process, output)
-        yield MeasuredServer(process, events.of("ready")[0], events)
+        yield MeasuredServer(process, _wait_ready(process, output))
     finally:
         _stop(process)
 
@@ -121,12 +85,13 @@ def processes_of(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _wait_ready(process: subprocess.Popen[bytes], output: Path) -> Events:
-    events = Events(output)
+def _wait_ready(process: subprocess.Popen[bytes], output: Path) -> dict[str, Any]:
     until = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < until:
-        if events.of("ready"):
-            return events
+        for line in output.read_bytes().splitlines(keepends=True):
+            if line.startswith(_READY) and line.endswith(b"\n"):
+                ready: dict[str, Any] = orjson.loads(line)
+                return ready
         time.sleep(0.05)
     text = output.read_text(errors="replace").strip()[-2_000:]
     raise RuntimeError(f"the server did not start: {text or 'it output nothing'}")

@@ -130,12 +130,12 @@ def _stages(result: Mapping[str, Any]) -> list[str]:
 
 
 def _under_load(result: Mapping[str, Any]) -> list[str]:
-    head = ["arm", "half: answers/s", "p50 ms", "p99", "p99.9", "CPU ms", "failed, refused, degraded"]
+    head = ["arm", "half: answers/s", "p50 ms", "p99", "p99.9", "failed, refused, degraded"]
     head += ["3 x capacity: in full and in time, of the capacity", "degraded, in time", "refused", "failed"]
     rows = []
     for name, arm in result["arms"].items():
         if "half" not in arm:
-            rows.append([name, "held no rate", *[""] * 9])
+            rows.append([name, "held no rate", *[""] * 8])
             continue
         half, over = arm["half"], arm["overload"]
         lost = half["failed"] + half["unanswered"]
@@ -144,7 +144,6 @@ def _under_load(result: Mapping[str, Any]) -> list[str]:
                 name,
                 fixed(half["rate"], 1),
                 *(short(half["ms"][p]) for p in ("p50", "p99", "p99_9")),
-                fixed(half["cpu_ms"]),
                 f"{lost}, {half['refused']}, {half['degraded']} of {half['requests']}",
                 percent(over["goodput_ratio"]),
                 percent(over["degraded_ratio"]),

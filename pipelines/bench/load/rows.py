@@ -41,7 +41,7 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
         "cpu_ms": _median(_values(rounds, "cpu_ms")) or 0.0,
         "stages": stages_of(answers),
         "choosing": choosing_of(answers),
-        "capacity": _capacity(runs, goal_ms),
+        "capacity": _capacity(runs),
     }
     if any(run.half for run in runs):
         row["half"] = _half(runs, goal_ms)
@@ -49,11 +49,11 @@ def pooled_row(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     return row
 
 
-def _capacity(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
+def _capacity(runs: Sequence[ArmRun]) -> dict[str, Any]:
     capacities = [capacity for run in runs for capacity in run.capacities]
     rates = [capacity.rate for capacity in capacities]
     probes = [asdict(probe) for capacity in capacities for probe in capacity.probes]
-    return {"rate": _median(rates) or 0.0, "goal_ms": goal_ms, "rates": rates, "probes": probes}
+    return {"rate": _median(rates) or 0.0, "rates": rates, "probes": probes}
 
 
 def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
@@ -64,7 +64,6 @@ def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     return {
         "rate": _median([run.rate / 2 for run in runs if run.half]),
         "ms": percentiles(np.concatenate(waits)),
-        "cpu_ms": _median([cpu_ms for run in runs for cpu_ms in run.half_cpu_ms]),
         **{name: sum(summary[name] for summary in summaries) for name in COUNTS},
     }
 

@@ -28,7 +28,6 @@ def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     assert whole_ensemble(results) is board["teacher dlrm"]
     assert {f"ranker {name}" for name in kinds if name != "dlrm"} <= set(board)
     assert {"pruned, int8_weights, tuned", "pruned, int4_weights, tuned"} <= set(board)
-    assert len(set(results["sha256_of_export"].values())) == 1
     assert {"pruned, fp16", "pruned, int8", "pruned, int4"} <= set(board)
     assert results["against_ensemble"]["teacher dlrm"]["ndcg_at_10"] == 1.0
     # The evaluation of the bundle has measured the same ranker on the same baskets.

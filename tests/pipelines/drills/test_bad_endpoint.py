@@ -8,7 +8,6 @@ import pytest
 
 from pipelines.drills import bad_endpoint
 from serving.checkout.checkout import Checkout
-from serving.schemas import Recommendation, Response
 
 
 @pytest.fixture
@@ -54,18 +53,3 @@ def test_a_live_fault_spares_the_shadow(checkout: Any, monkeypatch: pytest.Monke
     complete: Any = Checkout.complete
     with pytest.raises(RuntimeError, match="a drill's fault"):
         asyncio.run(complete(checkout(("count",)), turn("r1")))
-
-
-def test_wrong_golden_answers_have_other_scores_once_it_is_ready(checkout: Any) -> None:
-    bad_endpoint.spoil("wrong-golden", 0.0)
-    complete: Any = Checkout.complete
-    item = Recommendation("9", 0.5, "co", "because")
-    answered = Response("r", (item,), "b1", "full")
-
-    def ask(observers: tuple[str, ...], request_id: str) -> float:
-        world = checkout(observers)
-        world.finish = lambda turn: answered
-        return float(asyncio.run(complete(world, turn(request_id))).items[0].score)
-
-    assert ask((), "golden-3") == ask(("count",), "r1") == 0.5
-    assert ask(("count",), "golden-3") == 0.25

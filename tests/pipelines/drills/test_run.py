@@ -9,10 +9,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 from psutil import NoSuchProcess
@@ -125,7 +125,7 @@ def test_the_notes_of_each_fault_are_recorded(drilled: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [NotReached("nothing came"), httpx.ConnectError("refused"), RedisError("gone"), NoSuchProcess(1)],
+    [NotReached("nothing came"), IncompleteRead(b""), RedisError("gone"), NoSuchProcess(1)],
     ids=lambda error: type(error).__name__,
 )
 def test_a_drill_that_breaks_off_keeps_the_results_of_the_others(

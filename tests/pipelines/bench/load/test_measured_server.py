@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.bench.load.measured_server import Events, MeasuredServer, processes_of, started
+from pipelines.bench.load.measured_server import MeasuredServer, processes_of, started
 from serving.settings import Settings
 from tests.chaos.listening import http_answers
 
@@ -64,29 +64,6 @@ def test_samples_are_read_by_metric_and_label() -> None:
         nothing = server.samples("reco_nothing_total")
     assert found == {("process", "hit"): 3.0, ("redis", "miss"): 1.0}
     assert nothing == {}
-
-
-def test_only_complete_lines_of_a_kind_are_events(tmp_path: Path) -> None:
-    said = tmp_path / "server.log"
-    lines = ['{"event": "ready", "http": "here"}', "a warning", '{"event": "bundle", "bundle_id": "b2"}']
-    said.write_text("\n".join([*lines, '{"event": "bundle", "bun']))
-    process: Any = None
-    server = MeasuredServer(process, {}, Events(said))
-    assert server.events("bundle") == [{"event": "bundle", "bundle_id": "b2"}]
-    with said.open("a") as file:
-        file.write('dle_id": "b3"}\n')
-    assert [event["bundle_id"] for event in server.events("bundle")] == ["b2", "b3"]
-    assert server.events("ready") == [{"event": "ready", "http": "here"}]
-    assert MeasuredServer(process, {}).events("bundle") == []
-
-
-def test_events_already_read_are_not_read_again(tmp_path: Path) -> None:
-    said = tmp_path / "server.log"
-    said.write_text('{"event": "bundle", "bundle_id": "b2"}\n')
-    events = Events(said)
-    assert len(events.of("bundle")) == 1
-    said.write_text("x" * said.stat().st_size)
-    assert len(events.of("bundle")) == 1
 
 
 def _is_alive(process: psutil.Process) -> bool:

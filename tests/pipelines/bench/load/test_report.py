@@ -35,7 +35,7 @@ def arm(p50: float, cpu_ms: float, capacity: float, ratio: float | None = None) 
             "rates": [0.5 * capacity, capacity, 2 * capacity],
         },
         "half": {
-            **{"rate": capacity / 2, "ms": ms, "cpu_ms": cpu_ms, "requests": 100},
+            **{"rate": capacity / 2, "ms": ms, "requests": 100},
             **{"failed": 1, "refused": 0, "unanswered": 1, "degraded": 3},
         },
         "overload": {
@@ -130,7 +130,7 @@ def test_goals_are_reported_and_misses_are_marked() -> None:
 
 def test_each_part_reports_its_figures() -> None:
     text = load_table(result())
-    assert "| ours | 200.0 | 2.00 | 4.00 | – | 1.50 | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
+    assert "| ours | 200.0 | 2.00 | 4.00 | – | 2, 0, 3 of 100 | 90% | 25% | 7 of 300 | 3 |" in text
     assert "From 1 item to 200: p50 1.25x." in text
     assert "| ranking | 50.0% | 2.00 | 4.00 | 2.000 | 90.000 |" in text
     assert "Endurance" not in text, "it was not measured"

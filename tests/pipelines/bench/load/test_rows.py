@@ -64,7 +64,7 @@ def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> N
     kinds = [number % 10 for number in range(301)]  # below 3: in full; below 7: degraded; else late
     ms = [5.0 if kind < 7 else 9_000.0 for kind in kinds]
     load = load_of(ms, due, [number for number, kind in enumerate(kinds) if 3 <= kind < 7])
-    run = run_of([1.0], 10.0, half=[load], half_cpu_ms=[1.0], overload=load)
+    run = run_of([1.0], 10.0, half=[load], overload=load)
     found = pooled_row([run], 50.0)["overload"]
     assert found["goodput_ratio"] == pytest.approx(0.9, rel=0.02)
     assert found["degraded_ratio"] == pytest.approx(1.2, rel=0.02)
@@ -76,8 +76,8 @@ def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> N
 
 def test_half_load_pools_the_requests_of_all_rounds() -> None:
     loads = [load_of([1.0] * 60, [n / 10 for n in range(60)], []) for _ in range(2)]
-    row = pooled_row([run_of([1.0], 20.0, half=loads, half_cpu_ms=[1.0, 3.0])], 50.0)
-    assert (row["half"]["rate"], row["half"]["cpu_ms"], row["half"]["requests"]) == (10.0, 2.0, 120)
+    row = pooled_row([run_of([1.0], 20.0, half=loads)], 50.0)
+    assert (row["half"]["rate"], row["half"]["requests"]) == (10.0, 120)
     assert row["half"]["ms"]["p99"] == 1.0
 
 
