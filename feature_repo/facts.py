@@ -78,8 +78,9 @@ class Fact:
 
 
 def user_of(key: str) -> str | None:
-    """Return the user that a fact with this key is for; None means every user."""
-    return key.split(_SEPARATOR)[3] or None
+    """Return the user that a fact with this key is for; None: every user, or the key is that of no fact."""
+    parts = key.split(_SEPARATOR)
+    return parts[3] or None if len(parts) > 3 else None
 
 
 def unranked(ranked: bytes) -> bytes:

@@ -106,11 +106,17 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
 
     Raises:
         FileNotFoundError: nothing was published to this home yet, or its archive is gone.
+        ValueError: the note of the publication is damaged.
     """
     note = home / "online_store.json"
     if not note.is_file():
         raise FileNotFoundError(f"{note} is not there: train with `reco run`, which publishes the features")
-    published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
+    try:
+        published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{note} says no time of a publication ({type(error).__name__}): `reco run` writes it again"
+        ) from error
     if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
         raise FileNotFoundError(
             f"{home / 'offline_store' / EVENTS} holds no events to compute from: `reco run` publishes them"

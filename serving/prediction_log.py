@@ -114,6 +114,10 @@ class Record:
     trial: Trial | None = None
 
 
+class LogDamaged(ValueError):
+    """A segment cannot be read; the message names it."""
+
+
 class RecordSink(Protocol):
     """Takes records: the prediction log, or a list in an evaluation."""
 
@@ -155,6 +159,9 @@ def read_log(
 
     Segments of another feature schema are converted to the newest one: features are matched by name, and
     one that a segment lacks is NaN there. Without `features`, most of a log's bytes, that column is null.
+
+    Raises:
+        LogDamaged: a segment cannot be read.
     """
     return join_segments(list(read_segments(directory, since, until, features)), features)
 
@@ -195,10 +202,15 @@ def _read_segment(
     try:
         columns = None if features else [name for name in pq.read_schema(path).names if name != "features"]
         table = pq.read_table(path, columns=columns, filters=bounds)
-    except OSError as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         if is_gone(error):
             return None
-        raise
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the file system: damage inside a file has no number
+        raise LogDamaged(
+            f"{path} cannot be read ({type(error).__name__}), expected a segment of the prediction log: "
+            "restore it from a backup; without one, move it away, and its answers are lost"
+        ) from error
     for field in RECORD_SCHEMA:
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))

@@ -42,7 +42,7 @@ def erase_rows(file: Path, user_id: str, until: int, dry_run: bool = False) -> i
         dry_run: count only.
 
     Raises:
-        pa.ArrowInvalid: the file is damaged and cannot be read.
+        pa.ArrowException, ValueError, OSError: the file is damaged and cannot be read.
     """
     while True:
         try:
@@ -123,7 +123,7 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
     lines = _lines(file)
     kept = [line for line in lines if not is_of_user(line)]
     if len(kept) < len(lines) and not dry_run:
-        write_file(file, "".join(line + "\n" for line in kept))
+        write_file(file, "".join(line + "\n" for line in kept).encode(errors="surrogateescape"))
     return len(lines) - len(kept)
 
 
@@ -191,7 +191,8 @@ def _lines(file: Path) -> list[str]:
     """Return the lines; `str.splitlines` would also split at U+2028, which a refused row may hold."""
     if not file.is_file():
         return []
-    with file.open(encoding="utf-8", newline="\n") as lines:
+    # A file that was cut off may end within a character.
+    with file.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         return [line.removesuffix("\n") for line in lines]
 
 

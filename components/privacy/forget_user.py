@@ -254,7 +254,7 @@ class _Erasure:
     def _rows(self, file: Path) -> int:
         try:
             return erase_rows(file, self.user_id, self.until, self.dry_run)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the file system: a damaged column has no number
             self.damaged.add(file)

@@ -147,7 +147,7 @@ def _read_heads(home: Path) -> dict[str, tuple[int, str]]:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, str]])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise HistoryBroken(
             f"{file} holds no last lines ({error}); nothing was changed: restore it from a backup, or remove "
             "it if `reco history` then shows the promotions that you expect"

@@ -146,12 +146,14 @@ def _erase_added(
 def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
     """Let no late repetition of a run replace the features that another champion's run published since."""
     note = home / "online_store.json"
-    held = str(json.loads(note.read_bytes())["cut"]) if note.is_file() else cut
     try:
         champion = read_champion(home).bundle_id
     except NoChampion:
         return
-    if champion != bundle_id and pd.Timestamp(held) > pd.Timestamp(cut):
+    if champion == bundle_id or not note.is_file():
+        return
+    held = str(json.loads(note.read_bytes())["cut"])
+    if pd.Timestamp(held) > pd.Timestamp(cut):
         raise Conflict(
             f"the stores hold features until {held}, and bundle {champion} is champion: those of bundle "
             f"{bundle_id}, until {cut}, replace nothing"

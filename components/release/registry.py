@@ -456,16 +456,15 @@ def _ask_health(tracking_uri: str) -> None:
 @contextmanager
 def _reached(tracking_uri: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import DatabaseError
 
     try:
         yield
-    except (OperationalError, sqlite3.OperationalError) as error:
-        raise _unreachable(tracking_uri, error) from error
-    except MlflowException as error:
-        if isinstance(error.__context__, OSError) or error.error_code == "TEMPORARILY_UNAVAILABLE":
+    except (DatabaseError, sqlite3.DatabaseError, MlflowException) as error:
+        code = getattr(error, "error_code", "TEMPORARILY_UNAVAILABLE")  # a database's own error has none
+        if code == "TEMPORARILY_UNAVAILABLE" or isinstance(error.__context__, OSError | DatabaseError):
             raise _unreachable(tracking_uri, error) from error
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        if code == "RESOURCE_DOES_NOT_EXIST":
             raise RegistryRefused(without_password(f"MLflow at {tracking_uri}: {error}")) from error
         raise
 
@@ -473,8 +472,8 @@ def _reached(tracking_uri: str) -> Iterator[None]:
 def _unreachable(tracking_uri: str, error: Exception) -> RegistryUnreachable:
     cause = without_password(str(getattr(error, "reason", None) or error).splitlines()[0])
     return RegistryUnreachable(
-        f"no registry at {without_password(tracking_uri)} ({cause}): start it or correct the tracking URI; "
-        "nothing was changed, so the same command may simply be run again"
+        f"no registry at {without_password(tracking_uri)} ({cause}): start it, correct the tracking "
+        "URI, or restore a damaged file; nothing was changed, so the same command may simply be run again"
     )
 
 

@@ -223,7 +223,7 @@ def merge_segments(
     segments = [(file, first, last) for file, (own, first, last) in _streamed(archive) if own == partition]
     if len(segments) <= MOST_SEGMENTS:
         return
-    segments = [one for one in segments if pq.read_metadata(one[0]).num_rows < WHOLE_ROWS]
+    segments = [one for one in segments if len(_read(one[0], columns=[])) < WHOLE_ROWS]
     if len(segments) <= MOST_SEGMENTS:
         return
     whole = kept(pa.concat_tables([_read(file, schema=ARCHIVE_SCHEMA) for file, *_ in segments]))

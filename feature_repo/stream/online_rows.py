@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from google.protobuf.message import DecodeError
 
 from feature_repo.aggregates import UserEvents, check_owner, no_events, unpack
 from feature_repo.schema import USER
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ROWS_KEPT = 20_000
 GONE_S = 86_400.0
+_DAMAGED = b"\0"  # no row, and no times of partitions
 
 
 class RowsDamaged(ValueError):
@@ -121,7 +123,10 @@ class OnlineRows:
         if not users:
             return []
         asked = [{"user_id": user} for user in users]
-        found = self._store.get_online_features([f"{USER_VIEW}:{HISTORY}"], asked)
+        try:
+            found = self._store.get_online_features([f"{USER_VIEW}:{HISTORY}"], asked)
+        except DecodeError:  # of one value; Feast does not say of which
+            return [_DAMAGED] if len(users) == 1 else [self._read([user])[0] for user in users]
         return found.to_dict()[HISTORY]
 
     def _write(self, frame: pd.DataFrame) -> None:

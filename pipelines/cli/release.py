@@ -285,6 +285,8 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
         raise click.UsageError("nothing to change: give ITEMS.csv, or --remove ID,ID")
     champion, retriever = read_champion(context.home), champions_retriever(context)
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
+    if new.empty and not removed:
+        raise click.UsageError(f"{items} holds no item: give each a line, or --remove ID,ID")
     folder = context.home / "extended"
     forgotten = Forgotten.load(context.home)
     with locked(context.home / UPDATE_LOCK, "extending the champion"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -90,13 +89,13 @@ def _verdict(
     bundle = champion.bundle(context.home)
     if page and (page.is_dir() or not os.access(page.parent, os.W_OK)):
         raise click.UsageError(f"{page} cannot be written: name a file in an existing folder with --report")
-    folder = dataset_of(context.home, data) if data else None
-    zone = str(json.loads((folder / "manifest.json").read_bytes())["timezone"]) if folder else "UTC"
+    events = read_dataset(dataset_of(context.home, data)) if data else None
+    zone = str(events.manifest["timezone"]) if events else "UTC"
     other = Window.parse(*reference, zone) if any(reference) else None
     since, until = window
-    if folder:
+    if events:
         asked = Window.parse(since or champion.cut, until, zone)
-        return drift_of_events(read_dataset(folder), asked, other or bundle, page)
+        return drift_of_events(events, asked, other or bundle, page)
     log_dir = context.settings().prediction_log_dir
     return drift_of_log(bundle, log_dir, Window.parse(since, until), other, page)
 

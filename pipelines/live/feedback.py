@@ -178,7 +178,7 @@ def _read_sent(noted: Path) -> set[str]:
         return set()
     try:
         return msgspec.json.decode(noted.read_bytes(), type=dict[str, set[str]])["sent"]
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise ValueError(
             f'{noted} is damaged, expected {{"sent": [names of segments]}}: remove it, and all that the log '
             "holds is sent again and counts once"

@@ -86,7 +86,10 @@ def read_best_sellers(file: str | Path) -> list[str]:
         OSError: the file cannot be read.
         ValueError: it is not a JSON list of item ids.
     """
-    items = json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        items = json.loads(Path(file).read_bytes())
+    except (ValueError, RecursionError):
+        items = None
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError(f"{file} is not a JSON list of item ids: write it with `reco best-sellers`")
     return items

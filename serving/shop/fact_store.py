@@ -233,7 +233,8 @@ class RedisFactStore:
             cursor, page = self._ask("HSCAN", _FACTS, cursor, "COUNT", PAGE)
             rows |= page
             if not cursor:
-                return _parsed(ranked for key, ranked in rows.items() if user_of(key.decode()) == user_id)
+                own = (row for key, row in rows.items() if user_of(key.decode(errors="replace")) == user_id)
+                return _parsed(own)
 
     def remove(self, facts: Sequence[Fact]) -> None:
         """Delete facts without a trace."""

@@ -136,6 +136,13 @@ def test_a_home_without_archive_is_refused(tmp_path: Path) -> None:
         replay_home(tmp_path, tmp_path / "bundle", 10)
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"created_at": 5}'])
+def test_a_damaged_note_of_the_publication_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "online_store.json").write_text(content)
+    with pytest.raises(ValueError, match=r"online_store\.json says no time .*`reco run` writes it again"):
+        replay_home(tmp_path, tmp_path / "bundle", 10)
+
+
 def test_a_log_of_other_features_is_refused(served: Path, toy_line: Path, tmp_path: Path) -> None:
     empty = records_to_table([], ["one", "two"])
     record = pq.read_table(served / "prediction_log" / "segment.parquet").slice(0, 1)

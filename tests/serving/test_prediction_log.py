@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 
 from serving.prediction_log import (
     RECORD_SCHEMA,
+    LogDamaged,
     PredictionLog,
     Record,
     Trial,
@@ -193,6 +194,22 @@ def test_a_segment_that_is_deleted_while_a_log_is_read_is_left_out(tmp_path: Pat
     pq.write_table(records_to_table([record()], NAMES), tmp_path / "1.parquet")
     (tmp_path / "2.parquet").symlink_to("gone")  # listed, and not there any more
     assert len(read_log(tmp_path, features=features)) == 1
+
+
+@pytest.mark.parametrize("features", [True, False])
+@pytest.mark.parametrize("damage", ["empty", "cut short", "flipped"])
+def test_a_damaged_segment_is_named(tmp_path: Path, damage: str, features: bool) -> None:
+    """A page that is damaged inside is an OSError to pyarrow, and its message names no file."""
+    pq.write_table(records_to_table([record()], NAMES), tmp_path / "1.parquet")
+    content = (tmp_path / "1.parquet").read_bytes()
+    broken = {
+        "empty": b"",
+        "cut short": content[:-100],
+        "flipped": content[:4] + b"\xff" * 200 + content[204:],
+    }
+    (tmp_path / "2.parquet").write_bytes(broken[damage])
+    with pytest.raises(LogDamaged, match=r"2\.parquet cannot be read .* move it away"):
+        read_log(tmp_path, features=features)
 
 
 def test_a_disk_that_is_full_at_once_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,16 @@ def test_who_reads_the_registry_while_it_is_written_sees_all_of_it(
 
 
 @pytest.mark.slow
+def test_a_damaged_registry_is_made_again(tmp_path: Path) -> None:
+    with quiet_feast():
+        open_feature_store(tmp_path)
+        file = tmp_path / "registry.db"
+        file.write_bytes(file.read_bytes()[:-10])
+        store = open_feature_store(tmp_path)
+        assert {view.name for view in store.list_feature_views()} == {"user_history", "item_statistics"}
+
+
+@pytest.mark.slow
 def test_a_new_home_may_be_opened_by_several_at_once(tmp_path: Path) -> None:
     def names(_: int) -> set[str]:
         store = open_feature_store(tmp_path / "home")

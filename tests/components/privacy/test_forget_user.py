@@ -341,12 +341,13 @@ def test_a_flipped_byte_and_a_refused_row_that_was_cut_off_hold_nothing_up(home:
         damaged = content.copy()
         damaged[byte] ^= 0xFF
         (copies / f"{number}.parquet").write_bytes(damaged)
-    (folder / "quarantine.jsonl").write_text(
-        f'{{"row": 1, "user_id": "{LONGER}"}}\n{{"user_id": "{USER}", "te'
-    )
+    renamed = (folder / "events.parquet").read_bytes().replace(b"user_id", b"\xf3ser_id")  # no UTF-8
+    (copies / "renamed.parquet").write_bytes(renamed)
+    refused = f'{{"row": 1, "user_id": "{LONGER}"}}\n{{"user_id": "{USER}", "te'
+    (folder / "quarantine.jsonl").write_bytes(refused.encode() + b"\xc3")  # the first half of a character
     report = forget_user(settings_of(home), USER)
     [place] = [place for place in report.places if place.place == "damaged files"]
-    assert "offline_store/old" in place.note
+    assert "offline_store/old/renamed.parquet" in place.note
     assert found(folder, USER) == set()
     assert LONGER in (folder / "quarantine.jsonl").read_text()
 

@@ -104,13 +104,13 @@ def test_the_last_line_is_held_by_the_home_that_wrote_it(tmp_path: Path) -> None
         check_head(tmp_path, "shop", lines[:-1])
 
 
-@pytest.mark.parametrize("content", ["{", '{"shop": ["x", "y"]}'])
-def test_a_torn_file_of_last_lines_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "history.json").write_text(content)
+@pytest.mark.parametrize("content", [b"{", b'{"shop": ["x", "y"]}', b'{"shop": [1, "\xff"]}'])
+def test_a_torn_file_of_last_lines_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "history.json").write_bytes(content)
     for act in (partial(check_head, history=chain()), partial(write_head, line=chain()[0])):
         with pytest.raises(HistoryBroken, match=r"history\.json holds no last lines .*restore it"):
             act(tmp_path, "shop")
-    assert (tmp_path / "history.json").read_text() == content
+    assert (tmp_path / "history.json").read_bytes() == content
 
 
 def test_an_intent_counts_when_its_alias_moved() -> None:

@@ -175,7 +175,9 @@ class TestSqlite:
         with pytest.raises(Conflict, match=r"newer is champion: those of bundle abc.* replace nothing"):
             publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
         assert (copy / "registry.db").read_bytes() == before
-        # After a rollback the older bundle is champion, and its run may fill the stores again.
+        # After a rollback the older bundle is champion, and its run may fill the stores again; also where the
+        # note is damaged, which it writes again.
+        (copy / "online_store.json").write_text("{")
         write_champion(copy, Champion("abc", "7", "m", "bundles/abc", iso(CUT), iso(LATER)))
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
         assert json.loads((copy / "online_store.json").read_bytes())["cut"] == iso(CUT)

@@ -115,6 +115,17 @@ def test_a_stop_between_run_and_version_leaves_no_second_run(registry: Registry,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 100, 16_384], ids=["nothing", "the header", "the first pages"])
+def test_a_damaged_database_is_named(registry: Registry, tmp_path: Path, kept: int) -> None:
+    file = Path(registry.tracking_uri.removeprefix("sqlite:///"))
+    content = file.read_bytes()
+    damaged = tmp_path / "damaged" / "mlflow.db"
+    damaged.parent.mkdir()
+    damaged.write_bytes(content[:kept].ljust(len(content), b"x"))
+    with pytest.raises(RegistryUnreachable, match=r"damaged/mlflow\.db .*restore a damaged file"):
+        Registry(f"sqlite:///{damaged}", "recommender").versions()
+
+
 def test_artifacts_lie_beside_the_database(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "a.txt").write_text("hello")

@@ -2,7 +2,7 @@
 
 import os
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -112,12 +112,18 @@ def test_segments_survive_a_round_trip(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- one event
 
 
-def test_a_damaged_segment_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_SEGMENTS", 0)
     write_segment(tmp_path, table({"event_id": "e"}), BASE)
     segment = tmp_path / streamed_name(0, 0, 9)
     segment.write_bytes(b"half a segment")
     message = f"{segment.name} cannot be read .*: restore it from a backup"
-    for read in (lambda: read_archive(tmp_path), lambda: last_events(tmp_path, {0})):
+    reads: list[Callable[[], object]] = [
+        lambda: read_archive(tmp_path),
+        lambda: last_events(tmp_path, {0}),
+        lambda: merge_segments(tmp_path, 0),
+    ]
+    for read in reads:
         with pytest.raises(ArchiveDamaged, match=message):
             read()
 

@@ -1,5 +1,6 @@
 """Rows go through Feast's own view and back; the heartbeat is a row without a user."""
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from feature_repo.aggregates import BATCH, pack
 from feature_repo.snapshots import PARTITIONS, unpack_times
 from feature_repo.stream import online_rows
 from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
-from serving.stores.online_features import SqliteStore
+from serving.stores.online_features import SqliteStore, entity_key
 
 AT = 1_717_977_600.0
 
@@ -44,6 +45,25 @@ def test_a_row_copied_under_another_user_is_damaged(rows: OnlineRows, row_of: Ca
     with pytest.raises(RowsDamaged) as caught:
         rows.get(["ann", "bob"])
     assert caught.value.users == ["bob"]
+
+
+def test_a_row_that_feast_cannot_decode_is_damaged_and_can_be_replaced(
+    rows: OnlineRows, tmp_path: Path, row_of: Callable[..., Any]
+) -> None:
+    row = row_of([(AT, ["milk"], 1.0, 0.0)])
+    rows.put({"ann": row, "bob": row})
+    with sqlite3.connect(tmp_path / "online_store.db") as file:
+        file.execute(
+            "UPDATE checkout_user_history SET value = x'ff' WHERE entity_key = ?", (entity_key("bob"),)
+        )
+    file.close()
+    rows.reopen()
+    with pytest.raises(RowsDamaged) as caught:
+        rows.get(["ann", "bob"])
+    assert caught.value.users == ["bob"]
+    rows.put({"bob": row_of([(AT + 1, ["tea"], 1.0, 0.0)])})
+    rows.reopen()
+    assert {user: len(found) for user, found in rows.get(["ann", "bob"]).items()} == {"ann": 1, "bob": 1}
 
 
 def test_a_cached_row_is_not_read_again_and_the_oldest_is_evicted(

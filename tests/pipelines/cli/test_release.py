@@ -41,6 +41,15 @@ def test_one_update_of_the_champion_at_a_time(
     assert (done.exit_code, "is extending the champion" in done.output) == (4, True), done.output
 
 
+def test_a_file_without_items_makes_no_version(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.cli.release.champions_retriever", lambda context: shop)
+    (tmp_path / "items.csv").write_text("item_id,type\n")
+    done = reco(shop, "extend", str(tmp_path / "items.csv"))
+    assert (done.exit_code, "items.csv holds no item" in done.output) == (2, True), done.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),

@@ -48,6 +48,13 @@ def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
     assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
 
 
+def test_a_bundle_is_no_data(tmp_path: Path) -> None:
+    promote_sealed(tmp_path)
+    [bundle] = (tmp_path / "bundles").iterdir()
+    done = reco(tmp_path, "drift", "--quick", "--data", str(bundle))
+    assert (done.exit_code, "holds a bundle, expected a dataset" in done.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -125,9 +125,11 @@ def test_a_stop_leaves_the_next_segments_and_known_ones_cost_nothing(
     assert json.loads((tmp_path / "feedback.json").read_bytes()) == {"sent": ["1.parquet", "2.parquet"]}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"sent": null}', '{"sent": [[1]]}', "{}"])
-def test_a_damaged_progress_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "feedback.json").write_text(text)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"sent": null}', b'{"sent": [[1]]}', b"{}", b'{"sent": ["\xff"]}']
+)
+def test_a_damaged_progress_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "feedback.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"feedback.json is damaged, expected .*: remove it"):
         feedback._read_sent(tmp_path / "feedback.json")
 

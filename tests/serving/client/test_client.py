@@ -623,7 +623,7 @@ def test_closing_ends_a_call_in_flight(
 @pytest.mark.parametrize("text", ["{}", "[1]", "no JSON"])
 def test_an_invalid_file_of_best_sellers_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "best.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"best\.json is not a JSON list .* write it with"):
         client.read_best_sellers(tmp_path / "best.json")
 
 

@@ -76,6 +76,19 @@ def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> Non
     assert store.write(for_one[:1]) == 1  # the store looks as if the fact had never existed
 
 
+def test_an_entry_that_is_no_fact_does_not_hide_the_facts_of_a_user(store: FactStore, tmp_path: Path) -> None:
+    own = Fact("1", "coupon", "a", "TEA", AT, None, "u1")
+    store.write([own])
+    if isinstance(store, RedisFactStore):
+        for key in ("stray", b"\xff"):  # a text, and invalid UTF-8
+            store._ask("HSET", "{checkout:facts}:ranked", key, b"")
+    else:
+        with sqlite3.connect(tmp_path / "new" / "facts.db") as file:
+            file.execute("INSERT INTO facts VALUES ('stray', x'', 1)")
+        file.close()
+    assert store.of_user("u1") == [own]
+
+
 def test_only_changed_facts_are_read_again(store: FactStore) -> None:
     assert store.write([price("a"), price("b"), price("b", store="s1")]) == 3
     found, sequence = all_of(store)
