@@ -115,6 +115,8 @@ def test_the_pages_of_the_docs_are_drawn_from_a_prometheus(tmp_path: Path) -> No
     draw_dashboards(Recorded("", 0.0), tmp_path)
     names = {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
     assert {file.name for file in tmp_path.iterdir()} == names
+    height = int.from_bytes((tmp_path / "dashboard-checkout.png").read_bytes()[20:24])
+    assert height == 338, "two of its six panels have data: one row"
 
 
 def test_the_list_has_the_proof_and_the_goals_of_each_drill() -> None:
