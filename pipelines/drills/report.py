@@ -249,14 +249,12 @@ def draw_dashboards(monitors: Monitors, out_dir: Path) -> None:
 
 
 def list_table(drills: Sequence[Drill]) -> str:
-    """Return the proof and the figures of each drill, for a terminal."""
-    parts = []
-    for drill in drills:
-        figures = text_table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
-        indented = "\n".join(f"    {line}" for line in figures.splitlines())
-        faults = ", ".join(drill.breaks)
-        parts.append(f"{drill.name}\n  {drill.proves}\n  faults: {faults}\n{indented}")
-    return "\n\n".join(parts)
+    """Return what each drill proves, and of a single one its faults and figures, for a terminal."""
+    if len(drills) > 1:
+        return text_table(["drill", "proves"], [[drill.name, drill.proves] for drill in drills])
+    (drill,) = drills
+    figures = text_table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
+    return f"{drill.name}: {drill.proves}\nfaults: {', '.join(drill.breaks)}\n\n{figures}"
 
 
 def release_table(result: Mapping[str, Any]) -> str:
