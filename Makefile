@@ -89,11 +89,11 @@ infra: $(READY) ## check images, manifests and Terraform with every tool that is
 # IMAGE is endpoint or pipeline; BUILDER any program that builds a Dockerfile. The index of CPU wheels counts there, too.
 IMAGE ?= endpoint
 BUILDER ?= docker build $(if $(PIP_EXTRA_INDEX_URL),--build-arg 'PIP_ARGS=--extra-index-url $(PIP_EXTRA_INDEX_URL)')
-image: $(READY) ## build the container image checkout-$(IMAGE) with $(BUILDER)
+image: $(READY) ## build the endpoint's container image, or with IMAGE=pipeline that of the steps
 	$(BIN)/python -m tests.infra.kernel_bundle build/kernel-bundle
 	$(BUILDER) -f infra/images/$(IMAGE).Dockerfile -t checkout-$(IMAGE) .
 
-sbom: $(READY) ## write build/sbom-$(IMAGE).json: the packages of the image, with versions and hashes, as CycloneDX
+sbom: $(READY) ## list the packages of that image in build/, with versions and hashes, as CycloneDX
 	mkdir -p build
 	cat $$(sed -n 's/.* -r \(requirements[^ ]*\).*/\1/p' infra/images/$(IMAGE).Dockerfile) \
 	    | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml \

@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -45,8 +47,10 @@ def write_json(file: Path, document: Any) -> None:
 
 def command(home: Path, words: str) -> str:
     """Return a `reco` command that can be pasted: it names the home unless that is the default."""
+    started_as = sys.argv[0]
+    program = started_as if Path(started_as).name == "reco" and not shutil.which("reco") else "reco"
     default = configured_home().absolute() == home.absolute()
-    return f"reco {words}" if default else f"reco --home {shlex.quote(str(home))} {words}"
+    return f"{program} {words}" if default else f"{program} --home {shlex.quote(str(home))} {words}"
 
 
 @dataclass(frozen=True)

@@ -319,13 +319,15 @@ def evaluate_bundle(
 
 
 @step
-def register_bundle(bundle: Input[Model], tracking_uri: str, model_name: str) -> str:
+def register_bundle(bundle: Input[Model], tracking_uri: str, model_name: str) -> NamedTuple(
+    "Registered", version=str
+):  # type: ignore[valid-type]
     """Store the bundle in the registry as the challenger and return its version."""
     from pathlib import Path
 
     from components.release.register_bundle import register_bundle
 
-    return register_bundle(Path(bundle.path), tracking_uri, model_name)
+    return (register_bundle(Path(bundle.path), tracking_uri, model_name),)
 
 
 @step

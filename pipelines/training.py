@@ -125,7 +125,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         evaluated = large(steps.evaluate_bundle(bundle=bundle, dataset=dataset)).outputs["evaluated"]
         version = small(
             steps.register_bundle(bundle=evaluated, tracking_uri=tracking_uri, model_name=model_name)
-        ).output
+        ).outputs["version"]
         if by_canary:
             promoted = small(
                 steps.deploy_endpoint(

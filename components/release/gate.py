@@ -19,8 +19,10 @@ class GateFailed(RecoError):
 
     def __init__(self, check: Check, more: int = 0) -> None:
         """Take the first check that failed, and how many others did."""
-        got = "missing" if check.got is None else f"{check.got:.4f}"
-        limit = f"{'allowed' if check.at_most else 'needed'} {check.need:.4f}"
+        # A challenger may miss its limit by less than four places show.
+        places = 4 if check.got is None or f"{check.got:.4f}" != f"{check.need:.4f}" else 10
+        got = "missing" if check.got is None else f"{check.got:.{places}f}"
+        limit = f"{'allowed' if check.at_most else 'needed'} {check.need:.{places}f}"
         values = "" if check.is_verdict else f" is {got}, {limit}"
         also = f" ({more} more checks failed)" if more else ""
         super().__init__(f"{check.metric}{values}: {check.reason}; bundle not promoted{also}")

@@ -11,7 +11,7 @@ from typing import Any
 # cloud. Change them for your own machines; the card prints the formulas beside the figures.
 WATTS_A_CORE = 10.0
 DOLLARS_A_CORE_HOUR = 0.05
-CHAIN = ("step", "made", "from", "NDCG@10", "of parent", "top 10 kept", "bytes", "p50 ms at 500")
+CHAIN = ("step", "made", "from", "NDCG@10 held out", "of parent", "top 10 kept", "bytes", "p50 ms at 500")
 
 
 def watt_hours(cpu_seconds: float) -> float:

@@ -126,7 +126,7 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
         lines.append(f"degraded answer: {answer.degraded_reason}")
     if verdict.places:
         rows = [[p.source, p.rank, p.brings] for p in verdict.places]
-        lines.append(table(["source", "number", "brings"], rows))
+        lines.append(table(["source", "item's place", "quota"], rows))
     context.answer(document, "\n".join(lines))
 
 

@@ -284,7 +284,9 @@ def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool,
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--list", "listed", is_flag=True, help="List each drill with its claim and its figures.")
+@click.option(
+    "--list", "listed", is_flag=True, help="List each drill with its claim; a single NAME with its figures."
+)
 @click.option(
     "--short", is_flag=True, help="Seconds a fault instead of ten: to see that it works, not to quote."
 )

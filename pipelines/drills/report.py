@@ -22,6 +22,8 @@ HEAD = (
     *("recovery s", "passed"),
 )
 _COLUMNS = 4  # of the picture
+# Of the panels, by their names in Grafana; a share is written with its per cent sign.
+_UNITS = {"s": "seconds", "reqps": "a second", "percentunit": "", "short": ""}
 
 
 def drill_table(result: Mapping[str, Any]) -> str:
@@ -203,12 +205,13 @@ def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer
                 axes.scatter(times, waits, s=4, color=colour, label=kind, linewidths=0)
             axes.axhline(result["deadline_ms"], color="grey", linewidth=0.8)
             axes.set(yscale="log", ylim=(0.5, 300.0), title=name)
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.title.set_fontsize(10)
             axes.grid(alpha=0.3)
         figure.supylabel("milliseconds at the client", fontsize=9)
         figure.supxlabel("seconds; shaded: the fault", fontsize=9)
         handles, labels = grid[0][0].get_legend_handles_labels()
-        place = {"loc": "outside lower center", "ncols": len(labels), "frameon": False}
+        place = {"loc": "outside upper center", "ncols": len(labels), "frameon": False}
         figure.legend(handles, labels, fontsize=8, markerscale=3, **place)
 
 
@@ -223,31 +226,35 @@ def draw_dashboards(monitors: Monitors, out_dir: Path) -> None:
     """Draw the queries of each dashboard over the time that Prometheus has watched, a picture a page."""
     out_dir.mkdir(parents=True, exist_ok=True)
     for board in read_slo()["dashboards"]:
-        panels, columns = board["panels"], 2
-        rows = -(-len(panels) // columns)
+        panels = [(panel, monitors.series(panel["expr"])) for panel in board["panels"]]
+        drawn, columns = [(panel, series) for panel, series in panels if series], 2
+        rows = max(-(-len(drawn) // columns), 1)
         file = out_dir / f"dashboard-{board['name']}.png"
         with picture(file, (11.0, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):
-            for axes, panel in zip(_used(grid, len(panels)), panels, strict=True):
-                series = monitors.series(panel["expr"])
+            for axes, (panel, series) in zip(_used(grid, len(drawn)), drawn, strict=True):
                 for labels, values in series.items():
                     axes.plot(*zip(*values, strict=True), label=labels[:30], linewidth=1)
                 if any(series):
                     axes.legend(fontsize=6, frameon=False)
-                axes.set_title(f"{panel['title']}{'' if series else ': no data'}", fontsize=9)
+                axes.set_title(panel["title"], fontsize=9)
+                axes.set_ylabel(_UNITS[panel["unit"]], fontsize=8)
+                if panel["unit"] == "percentunit":
+                    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+                if min(value for values in series.values() for _, value in values) >= 0:
+                    axes.set_ylim(bottom=0)
                 axes.grid(alpha=0.3)
+            empty = ", ".join(panel["title"] for panel, series in panels if not series)
             figure.suptitle(board["title"], fontsize=11)
-            figure.supxlabel("seconds since Prometheus began", fontsize=8)
+            figure.supxlabel("seconds since Prometheus began" + (empty and f"\nNo data: {empty}"), fontsize=8)
 
 
 def list_table(drills: Sequence[Drill]) -> str:
-    """Return the proof and the figures of each drill, for a terminal."""
-    parts = []
-    for drill in drills:
-        figures = text_table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
-        indented = "\n".join(f"    {line}" for line in figures.splitlines())
-        faults = ", ".join(drill.breaks)
-        parts.append(f"{drill.name}\n  {drill.proves}\n  faults: {faults}\n{indented}")
-    return "\n\n".join(parts)
+    """Return what each drill proves, and of a single one its faults and figures, for a terminal."""
+    if len(drills) > 1:
+        return text_table(["drill", "proves"], [[drill.name, drill.proves] for drill in drills])
+    (drill,) = drills
+    figures = text_table(["figure", "wanted"], [[goal.name, goal.wanted] for goal in drill.goals()])
+    return f"{drill.name}: {drill.proves}\nfaults: {', '.join(drill.breaks)}\n\n{figures}"
 
 
 def release_table(result: Mapping[str, Any]) -> str:
@@ -287,13 +294,13 @@ def release_table(result: Mapping[str, Any]) -> str:
 
 
 def draw_release(result: Mapping[str, Any], file: Path) -> None:
-    """Draw the canary's weight over time in each case, from its first mirrored request on."""
+    """Draw the weight over time of each canary that got some, from its first mirrored request on."""
     with picture(file, (8.4, 3.2)) as (figure, grid):
         axes = grid[0][0]
         for name, case in result["cases"].items():
-            began = next((at for at, state, _ in case["steps"] if state == "shadow"), None)
-            if began is None:
+            if not case["largest_weight"]:  # its line would lie on the axis
                 continue
+            began = next(at for at, state, _ in case["steps"] if state == "shadow")
             steps = [(at - began, weight) for at, state, weight in case["steps"] if at >= began]
             axes.step([at for at, _ in steps], [weight for _, weight in steps], where="post", label=name)
         axes.set_yscale("symlog", linthresh=1.0)
@@ -301,5 +308,5 @@ def draw_release(result: Mapping[str, Any], file: Path) -> None:
         axes.set_xlabel("seconds since the first mirrored request")
         axes.set_ylabel("weight of the canary, %")
         axes.grid(alpha=0.3)
-        if axes.lines:  # none where each release ended before its shadow
+        if axes.lines:
             figure.legend(loc="outside right center", frameon=False, fontsize=8)

@@ -69,7 +69,7 @@ class Monitors:
         asked = urllib.parse.urlencode({"query": query, **times})
         result = json.loads(page(f"{self.url}/api/v1/query_range?{asked}", START_S))["data"]["result"]
         return {
-            ", ".join(row["metric"].values()): [
+            ", ".join(value for name, value in row["metric"].items() if name != "__name__"): [
                 (at - times["start"], float(text)) for at, text in row["values"]
             ]
             for row in result

@@ -144,7 +144,7 @@ def promoted(run: Run) -> str:
     took = f"{duration(run.seconds)}, at most {run.peak_memory_mib:,} MiB of memory"
     return (
         f"version {result['version']} (bundle {result['bundle_id']}) {verb}  [{took}]\n"
-        f"ask it: {command(home, 'recommend --basket ITEM,ITEM')}    serve it: {command(home, 'serve')}"
+        f"ask it: {command(home, 'recommend')}    serve it: {command(home, 'serve')}"
     )
 
 

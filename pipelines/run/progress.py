@@ -133,11 +133,15 @@ def spoken(line: str) -> str:
 
 
 def summary(parameters: Mapping[str, Any]) -> str:
-    """Return a step's small outputs on one line."""
+    """Return a step's small outputs on one line; its seconds are a column of their own."""
     parts = []
     for name, value in sorted(parameters.items()):
         if isinstance(value, Mapping):
-            parts += [f"{key} {_short(inner)}" for key, inner in sorted(value.items()) if _short(inner)]
+            parts += [
+                f"{key} {_short(inner)}"
+                for key, inner in sorted(value.items())
+                if _short(inner) and not key.endswith("seconds")
+            ]
         elif _short(value):
             parts.append(_short(value) if name == "Output" else f"{name} {_short(value)}")
     return ", ".join(parts)

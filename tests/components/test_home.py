@@ -21,6 +21,9 @@ def test_a_command_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert command(tmp_path / "my shop", "run") == f"reco --home '{tmp_path}/my shop' run"
     monkeypatch.setenv("RECO_HOME", str(tmp_path / "my shop"))
     assert command(tmp_path / "my shop", "run") == "reco run"
+    monkeypatch.setattr("sys.argv", [".venv/bin/reco", "doctor"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command(tmp_path / "my shop", "run") == ".venv/bin/reco run", "no environment is active"
 
 
 def test_the_conflict_names_the_holder_of_the_lock(tmp_path: Path) -> None:

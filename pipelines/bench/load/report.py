@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
@@ -188,15 +186,6 @@ def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return rate and p99 of each probed rate, the median where there are several probes."""
-    probes: dict[float, list[float]] = {}
-    for probe in arm["capacity"]["probes"]:
-        if probe["p99_ms"] is not None:
-            probes.setdefault(probe["rate"], []).append(probe["p99_ms"])
-    return [(rate, float(np.median(probes[rate]))) for rate in sorted(probes)]
-
-
 def _rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else short(rate)
 
@@ -212,14 +201,20 @@ def draw_load(result: Mapping[str, Any], file: Path) -> None:
     arms = result["arms"]
     with picture(file, (11, 4.2), ncols=2) as (figure, [[left, right]]):
         for name, arm in arms.items():
-            rates, p99 = zip(*_curve(arm), strict=True) if _curve(arm) else ((), ())
-            label = name if name in _COLOURS else "_"  # one grey for all others
-            left.plot(
-                rates, p99, "o-", markersize=3, color=_colour(name), zorder=2 + (name == OURS), label=label
+            # No lines: rounds probe other rates, and a line between two rounds shows a change that was none.
+            probes = [probe for probe in arm["capacity"]["probes"] if probe["p99_ms"] is not None]
+            left.scatter(
+                [probe["rate"] for probe in probes],
+                [probe["p99_ms"] for probe in probes],
+                s=14,
+                color=_colour(name),
+                zorder=2 + (name == OURS),
+                label=name if name in _COLOURS else "_",  # one grey for all others
             )
-        left.plot([], [], "o-", markersize=3, color=_OTHERS, label="other arms")
+        left.scatter([], [], s=14, color=_OTHERS, label="other arms")
         left.axhline(result["goal_ms"], color="grey", linewidth=0.8, linestyle=":")
-        left.set(xscale="log", yscale="log", xlabel="requests a second, open loop", ylabel="p99 ms")
+        left.set(yscale="log", xlabel="requests a second, open loop; a point: one probe", ylabel="p99 ms")
+        left.yaxis.set_major_formatter("{x:g}")
         order = sorted(arms, key=lambda name: arms[name]["capacity"]["rate"])
         for place, name in enumerate(order):
             capacity = arms[name]["capacity"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from components.hyper_parameters import GateParams
-from components.release.gate import GateFailed, compare, enforce, gain, sales_lost_share
+from components.release.gate import Check, GateFailed, compare, enforce, gain, sales_lost_share
 
 PAID = "ndcg_at_10 less latency against champion"
 
@@ -98,6 +98,12 @@ def test_the_error_names_metric_got_and_need() -> None:
         "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, which reaches 0.1300 "
         "on the same baskets; bundle not promoted (2 more checks failed)"
     )
+
+
+def test_the_error_has_as_many_places_as_the_two_differ_in() -> None:
+    close = Check("ndcg_at_10 against champion", 0.73019, 0.730191, "1 x the champion's 0.7302")
+    with pytest.raises(GateFailed, match=r"champion is 0\.7301900000, needed 0\.7301910000: 1 x"):
+        enforce([close])
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     shown = reco(tmp_path, "models", "champion").output
     assert "promote 2026-01-01T00:00:00Z  the first" in shown
     assert "train_ranker dcn_v2  aaaaaaaa  its weights  0.2500" in shown
+    assert "NDCG@10 held out" in shown, "another figure than ndcg_at_10 of the whole catalogue"
     assert "|" not in shown
     assert "version 1 was champion already" in reco(tmp_path, "promote", "champion", "--dry-run").output
     before = ["--home", str(tmp_path), "champion"]

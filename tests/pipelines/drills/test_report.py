@@ -115,12 +115,17 @@ def test_the_pages_of_the_docs_are_drawn_from_a_prometheus(tmp_path: Path) -> No
     draw_dashboards(Recorded("", 0.0), tmp_path)
     names = {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
     assert {file.name for file in tmp_path.iterdir()} == names
+    height = int.from_bytes((tmp_path / "dashboard-checkout.png").read_bytes()[20:24])
+    assert height == 338, "two of its six panels have data: one row"
 
 
-def test_the_list_has_the_proof_and_the_goals_of_each_drill() -> None:
+def test_the_list_has_a_line_for_each_drill_and_the_goals_of_a_single_one() -> None:
     [drill] = choose_drills(["store-frozen"])
     said = list_table([drill])
-    assert said.startswith("store-frozen\n  a frozen store holds no request")
+    assert said.startswith("store-frozen: a frozen store holds no request")
     assert "faults: frozen" in said
     assert "longest wait of a request for the store" in said
     assert "<= 15 ms" in said
+    drills = choose_drills(["all"])
+    lines = list_table(drills).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [drill.name for drill in drills]

@@ -1,6 +1,7 @@
 """`reco why` on the toy shop, whose right answers are known: each step of the path loses an item."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,7 @@ def test_the_command_explains_an_answer_to_a_basket(home: Path) -> None:
     code, said = reco_why(home, held_out(3), *asked)
     assert code == 0
     assert said.startswith(f"{held_out(3)}: number 1: ")
+    assert re.search(r"\nsource +item's place +quota\n", said)
     code, said = reco_why(home, request_basket(3)[0], *asked, "--output", "json")
     verdict = json.loads(said)["verdict"]
     assert (code, verdict["step"], verdict["slot"]) == (0, "request", None)

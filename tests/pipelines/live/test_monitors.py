@@ -1,6 +1,8 @@
 """The pages of a fault; and with Alertmanager itself, which alert holds back which."""
 
+import http.server
 import json
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -50,6 +52,27 @@ def test_a_page_counts_from_its_fault_and_its_end_from_the_repair() -> None:
         "wrong": [],
         "tickets": ["DependencySkipped"],
     }
+
+
+def test_a_series_has_the_name_of_its_labels_and_not_of_its_rule() -> None:
+    rows = [
+        {"metric": {"__name__": "reco:CheckoutSlow:bad5m"}, "values": [[100.0, "0.5"]]},
+        {"metric": {"__name__": "reco_breaker_open", "dependency": "online_store"}, "values": []},
+    ]
+
+    class Prometheus(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": {"result": rows}}).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Prometheus) as server:
+        threading.Thread(target=server.handle_request).start()
+        series = Monitors(f"http://127.0.0.1:{server.server_port}", time.monotonic()).series("up")
+    assert set(series) == {"", "online_store"}
 
 
 def test_a_page_of_another_alert_before_the_fault_or_where_none_is_due_is_wrong() -> None:

@@ -26,7 +26,7 @@ def test_a_line_of_a_step_is_shown_without_the_prefix_of_kfp() -> None:
 
 def test_outputs_are_summed_up_on_one_line() -> None:
     given = {
-        "Output": {"rows": 1439000.0, "ndcg": 0.15512345, "changed": True, "checks": []},
+        "Output": {"rows": 1439000.0, "ndcg": 0.15512345, "changed": True, "checks": [], "cpu_seconds": 8.5},
         "cut": "2017-11-27",
     }
     assert summary(given) == "changed yes, ndcg 0.1551, rows 1,439,000, cut 2017-11-27"
