@@ -12,6 +12,7 @@ from feature_repo.queries import Query, User
 from feature_repo.statistics import Statistics
 
 MOST = 100_000  # candidates of one source, or in all
+_EVERYTHING = np.empty(0, bool)
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
 
@@ -61,6 +62,7 @@ def retrieve(
     quotas: Quotas,
     near: np.ndarray | None = None,
     excluded: np.ndarray | None = None,
+    offers: np.ndarray | None = None,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
 
@@ -73,12 +75,15 @@ def retrieve(
         quotas: how many of each source.
         near: codes from the two-tower search, nearest first; None leaves the source out.
         excluded: codes that must not be offered (out of stock, banned).
+        offers: which items the profile offers, (n,) bool; None: all. A filter leaves out most of a catalogue:
+            a list of codes would cost a request more, the more items the shop has.
     """
     nothing, together = query.basket[:0], query.together
     codes, sources = query.statistics.marked(
         choose,
         query.basket,
         nothing if excluded is None else excluded,
+        _EVERYTHING if offers is None else offers,
         query.history.items,
         query.favourites[: quotas.history],
         together.codes,
