@@ -50,8 +50,7 @@ def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEve
     Items outside the catalogue are left out of the basket, which keeps its full size. In the row they count
     but have no code.
     """
-    get = statistics.code_of.get
-    codes = np.array([get(item, -1) for item in events.items.tolist()], np.int64)
+    codes = statistics.each_code(events.items.tolist())
     user = User(replace(events, items=codes), at)
     return Query(statistics, at, statistics.codes(basket), len(basket), user)
 
