@@ -121,7 +121,7 @@ def test_a_golden_request_is_answered_with_its_history(
 def test_no_dictionary_holds_the_catalogue(
     toy_bundle: Path, recommender: Recommender, tmp_path: Path
 ) -> None:
-    """Of two million items it takes 280 MB in each process."""
+    """Of two million items it takes 240 MiB in each process."""
     facts, rules = SqliteFactStore(tmp_path / "facts.db"), tmp_path / "rules.yaml"
     facts.write([Fact("f1", "stock", item, 0.0, AT) for item in ("1000014", "gone")])
     rules.write_text("ban:\n  - {name: recall, items: ['1000017']}\n")
