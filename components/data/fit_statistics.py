@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ NEIGHBOURS = 200
 POPULAR = 500
 STORE_POPULAR = 100
 LIFT_ROWS = 512  # of the matrix of types at once
+FRESH_ROWS = 100_000  # items that are counted at once: each has 92 days of four sums, or more
 # More purchases of an item by one shopper in REPEAT_DAYS do not count: no account makes a best seller alone.
 MOST_REPEATS, REPEAT_DAYS = 10, 28
 
@@ -287,12 +289,30 @@ def fresh_by_day(
     lines = np.flatnonzero((code[purchases.item] >= 0) & (purchases.at >= begin) & purchases.counts)
     units = purchases.quantity[lines]
     amounts = units, units * (purchases.discount[lines] > 0), purchases.paid[lines]
-    item = code[purchases.item[lines]]
-    sales = count_daily(item, purchases.at[lines], amounts, len(item_ids), begin, SPAN + days - 1)
+    order = np.argsort(types, kind="stable")  # items of a type lie together: features add them up
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    row, at = place[code[purchases.item[lines]]], purchases.at[lines]
     found = np.empty((days, len(item_ids), len(FRESH)), np.float32)
-    for day in range(days):
-        found[day] = fresh_values(ItemDays(sales, SPAN + day, types))
+    for start, end in _blocks(types[order]):
+        here = np.flatnonzero((row >= start) & (row < end))
+        parts = tuple(amount[here] for amount in amounts)
+        sales = count_daily(row[here] - start, at[here], parts, end - start, begin, SPAN + days - 1)
+        items = order[start:end]
+        for day in range(days):
+            found[day, items] = fresh_values(ItemDays(sales, SPAN + day, types[items]))
     return found
+
+
+def _blocks(types: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield the first row of a block and the row behind it, for sorted types; none but 0 is divided."""
+    start = 0
+    while start < len(types):
+        end = min(start + FRESH_ROWS, len(types))
+        if kind := types[end - 1]:
+            end = int(np.searchsorted(types, kind, "right"))
+        yield start, end
+        start = end
 
 
 def _encode(items: pd.DataFrame, vocabulary: dict[str, list[str]]) -> np.ndarray:

@@ -284,18 +284,17 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
     statistics = bundle.statistics
     left = len(statistics.item_ids) - len(bundle.removed)
     k = min(bundle.settings.quotas.tower or Quotas.tower, statistics.known_items, left)
-    prepared = [one for _, one in prepared_tasks(bundle, tasks)]
-    queries = [one.query for one in prepared if one.query.says_something]
+    queries = [one.query for _, one in prepared_tasks(bundle, tasks) if one.query.says_something]
     if not queries:
         return 1.0  # nothing is ever searched
-    tower = bundle.profiles[DEFAULT_PROFILE].tower
-    exact = tower.vectors(queries) @ _stored_vectors(bundle).T
-    exact[:, bundle.removed] = -np.inf
-    last = -np.partition(-exact, k - 1, axis=1)[:, k - 1]
-    last -= 1e-5 * np.maximum(np.abs(last), 1.0)  # the index adds in another order
-    found = tower.search(queries, k)
-    near = [np.count_nonzero(row[codes] >= low) for row, low, codes in zip(exact, last, found, strict=True)]
-    return float(np.mean(near)) / k
+    tower, stored, near = bundle.profiles[DEFAULT_PROFILE].tower, _stored_vectors(bundle), 0
+    for vector, codes in zip(tower.vectors(queries), tower.search(queries, k), strict=True):
+        exact = stored @ vector  # of one query: of all at once they would take gigabytes
+        exact[bundle.removed] = -np.inf
+        last = np.partition(exact, -k)[-k]
+        last -= 1e-5 * max(abs(last), 1.0)  # the index adds in another order
+        near += int(np.count_nonzero(exact[codes] >= last))
+    return near / len(queries) / k
 
 
 def _stored_vectors(bundle: Bundle) -> np.ndarray:

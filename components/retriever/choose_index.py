@@ -18,9 +18,10 @@ log = logging.getLogger(__name__)
 
 KINDS = ("flat", "ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw")  # the simplest first
 LEAST_ITEMS = 5_000  # of fewer a full scan takes tens of microseconds
-PQ_LEAST = 100_000  # items: fewer vectors are small whole, and PQ trains for half a minute
+PQ_LEAST = 100_000  # items: fewer vectors are small whole
 HNSW_MOST = 200_000  # items: beyond, one core builds the graph for half an hour and more
 ENOUGH_RECALL = 0.995  # what looks at more than this needs is not measured
+LITTLE_RECALL = 0.001  # nor what looks at more than another one that gained less than this
 TRAIN_ROWS = 64  # vectors for each list: more move its centre by little
 PQ_ITERATIONS = 6  # of k-means on the parts of a vector: twenty more gain next to nothing
 BLOCK = 20  # queries in a row on one point, then another one's turn
@@ -102,7 +103,11 @@ def _points(
     description = _write(kind, vectors, params.seed, file)
     built = round(time.perf_counter() - began, 2)
     item_index, k = read_item_index(file), exact.shape[1]
+    before: dict[int, float] = {}  # recall of the point that looks at half as many, by `k_factor`
+    full: set[int] = set()
     for search in _searches(kind, len(vectors), k):
+        if (factor := search.get("k_factor", 1)) in full:
+            continue
         recall = _recall(item_index.search(queries, k, Search(search))[1], exact)
         yield {
             "kind": kind,
@@ -114,6 +119,9 @@ def _points(
         }
         if recall >= max(ENOUGH_RECALL, params.target):
             break
+        if recall < before.get(factor, 0.0) + LITTLE_RECALL:
+            full.add(factor)
+        before[factor] = recall
 
 
 def _write(kind: str, vectors: np.ndarray, seed: int, file: Path) -> str:
@@ -139,6 +147,7 @@ def _write(kind: str, vectors: np.ndarray, seed: int, file: Path) -> str:
         index.cp.max_points_per_centroid = TRAIN_ROWS
         index.cp.seed = seed
     if kind == "ivf_pq":
+        index.do_polysemous_training = False  # 25 s, for a search that is not used
         index.pq.cp.niter = PQ_ITERATIONS
         index.pq.cp.max_points_per_centroid = TRAIN_ROWS
         index.pq.cp.seed = seed

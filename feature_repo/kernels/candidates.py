@@ -11,6 +11,7 @@ from feature_repo.kernels.compiled import compiled
 def choose(
     basket: np.ndarray,
     barred: np.ndarray,
+    offers: np.ndarray,
     bought: np.ndarray,
     favourites: np.ndarray,
     partners: np.ndarray,
@@ -28,6 +29,7 @@ def choose(
     Args:
         basket: codes that are left out.
         barred: codes that are left out, too.
+        offers: (n,) whether an item may be returned; empty: every item may.
         bought: (h,) codes of the history, the source 0.
         favourites: places in the history that come first.
         partners: (t,) codes of the basket's partners, the source 1.
@@ -48,15 +50,18 @@ def choose(
         marks[code] = 1
     for code in barred:
         marks[code] = 1
-    found = _take(bought[favourites], 0, codes, sources, 0, marks)
-    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks)
-    found = _take(week, 6, codes, sources, found, marks)
-    found = _take(near, 2, codes, sources, found, marks)
-    found = _take(store, 3, codes, sources, found, marks)
+    found = _take(bought[favourites], 0, codes, sources, 0, marks, offers)
+    found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks, offers)
+    found = _take(week, 6, codes, sources, found, marks, offers)
+    found = _take(near, 2, codes, sources, found, marks, offers)
+    found = _take(store, 3, codes, sources, found, marks, offers)
     if found < most:
         left = np.flatnonzero(marks[partners] == 0)
-        found = _take(partners[left[best(strengths[left], most - found)]], 1, codes, sources, found, marks)
-    found = _take(popular, 4, codes, sources, found, marks)
+        if len(offers):
+            left = left[offers[partners[left]]]
+        more = left[best(strengths[left], most - found)]
+        found = _take(partners[more], 1, codes, sources, found, marks, offers)
+    found = _take(popular, 4, codes, sources, found, marks, offers)
     for code in basket:
         marks[code] = 0
     for code in barred:
@@ -68,13 +73,19 @@ def choose(
 
 @compiled
 def _take(
-    wanted: np.ndarray, source: int, codes: np.ndarray, sources: np.ndarray, found: int, marks: np.ndarray
+    wanted: np.ndarray,
+    source: int,
+    codes: np.ndarray,
+    sources: np.ndarray,
+    found: int,
+    marks: np.ndarray,
+    offers: np.ndarray,
 ) -> int:
-    """Append the codes that are not marked, while there is room; return the number of codes so far."""
+    """Append the codes that are not marked and may be returned, while there is room; return their number."""
     for code in wanted:
         if found == len(codes):
             break
-        if marks[code] == 0:
+        if marks[code] == 0 and (len(offers) == 0 or offers[code]):
             marks[code] = 1
             codes[found], sources[found] = code, source
             found += 1

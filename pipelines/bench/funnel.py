@@ -97,8 +97,8 @@ def _count(recommender: Recommender, answer: Response, task: Task, tally: Tally)
 
 
 def _over_all_items(bundle: Bundle, prepared: Prepared) -> Prepared:
-    barred = np.concatenate([prepared.query.basket, bundle.profiles[DEFAULT_PROFILE].barred])
-    codes = np.setdiff1d(np.arange(len(bundle.statistics.item_ids)), barred)
+    offered = np.flatnonzero(bundle.profiles[DEFAULT_PROFILE].offers)
+    codes = np.setdiff1d(offered, prepared.query.basket)
     dense, categorical = model_inputs(Rows(prepared.query, codes))
     candidates = Candidates(codes, np.full(len(codes), SOURCES.index("popular"), np.int8))
     return replace(prepared, candidates=candidates, dense=dense, categorical=categorical)
@@ -143,9 +143,9 @@ def _requests(bundle: Bundle, tasks: Sequence[Task]) -> dict[str, list[Task]]:
     asked = {shape: [shaped(task) for task in tasks] for shape, shaped in SHAPES.items()}
     filtered = (name for name, profile in bundle.settings.profiles.items() if profile.items is not None)
     if (name := next(filtered, None)) is not None:
-        barred, some = bundle.profiles[name].barred, []
+        offers, some = bundle.profiles[name].offers, []
         for task in tasks:
-            stays = ~np.isin(task.hidden, barred)
+            stays = offers[task.hidden]
             left = replace(
                 task, hidden=task.hidden[stays], bought_before=task.bought_before[stays], profile=name
             )

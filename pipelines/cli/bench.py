@@ -242,7 +242,7 @@ def bench_scale(context: Context, out: Path, items: int, users: int) -> Any:
 def bench_retrieval(context: Context, out: Path, items: int) -> Any:
     """Measure each type of index.
 
-    Recall, time and bytes. With the usual size it takes about half an hour and 5 GiB of memory.
+    Recall, time and bytes. With the usual size it takes about six minutes and 2 GiB of memory.
     """
     from pipelines.bench.retrieval import bench_retrieval as measure
 

@@ -128,7 +128,7 @@ def _before_ranking(
         return "rules", f"banned by {name}"
     if why := recommender.facts.excluded_because(code, request.at, request.store_id):
         return "facts", why
-    if code in recommender.bundle.profiles[request.profile].barred:
+    if not recommender.bundle.profiles[request.profile].offers[code]:
         return "profile", f"profile {request.profile} leaves it out, or it was removed from the index"
     if name := recommender.facts.minimum_missed(code, request.at, request.store_id, plan):
         return "rules", f"below the minimum of {name}"

@@ -20,8 +20,8 @@ def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Re
     profile = profiles.get(request.profile, profiles[DEFAULT_PROFILE])  # the last rung refuses no request
     plan = facts.rules.plan(request.at, request.store_id)
     hidden = facts.hidden(request.at, request.store_id, plan)
-    barred = np.concatenate([statistics.codes(request.basket), hidden, profile.barred])
-    codes = _shown(sellers, barred, facts, request, plan)
+    barred = np.concatenate([statistics.codes(request.basket), hidden])
+    codes = _shown(sellers, barred, profile.offers, facts, request, plan)
     sources = ["store" if is_local else "popular" for is_local in np.isin(codes, local).tolist()]
     buyers = max(float(statistics.total_baskets), 1.0)
     reasons = [POPULAR[source] for source in sources]
@@ -40,12 +40,17 @@ def best_sellers(bundle: Bundle, facts: LiveFacts, request: Request) -> tuple[Re
 
 
 def _shown(
-    sellers: np.ndarray, barred: np.ndarray, facts: LiveFacts, request: Request, plan: Plan
+    sellers: np.ndarray,
+    barred: np.ndarray,
+    offers: np.ndarray,
+    facts: LiveFacts,
+    request: Request,
+    plan: Plan,
 ) -> np.ndarray:
     """Return the k best sellers that may be shown, (k,) int64, with pinned items in their slots."""
     pinned = plan.pinned
     codes = np.concatenate([pinned, sellers[~np.isin(sellers, pinned)]]) if len(pinned) else sellers
-    codes = codes[~np.isin(codes, barred)]
+    codes = codes[offers[codes] & ~np.isin(codes, barred)]
     if plan.minimums:
         codes = codes[~facts.below_minimum(codes, request.at, request.store_id, plan)]
     if not len(pinned):

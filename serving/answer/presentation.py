@@ -9,6 +9,7 @@ import numpy as np
 
 from feature_repo.aggregates import DAY_S, UserEvents, is_cut_off
 from feature_repo.queries import strongest_partners
+from feature_repo.statistics import NO_ITEM
 from serving.prediction_log import Trial
 from serving.release.bundle import Bundle
 from serving.schemas import Recommendation, Request, Response
@@ -91,14 +92,14 @@ def present(
 
 def explained(bundle: Bundle, request: Request, plan: Plan, response: Response) -> Response:
     """Return the response with the items' names and reason codes, and the number of unknown items."""
-    code_of = bundle.statistics.code_of
+    each_code = bundle.statistics.each_code
     items = []
-    for item in response.items:
-        code = code_of[item.item_id]
+    shown = each_code([item.item_id for item in response.items]).tolist()
+    for item, code in zip(response.items, shown, strict=True):
         is_pinned = item.reason == plan.pinned_because(code)
         reason_code = _CODES["pinned" if is_pinned else item.source]
         items.append(msgspec.structs.replace(item, name=bundle.name_of(code), reason_code=reason_code))
-    unknown = sum(item_id not in code_of for item_id in request.basket)
+    unknown = int(np.count_nonzero(each_code(request.basket) == NO_ITEM))
     return msgspec.structs.replace(response, items=tuple(items), unknown_items=unknown)
 
 

@@ -159,11 +159,10 @@ class Recommender:
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
         at, store_id, plan = request.at, request.store_id, asked.known.plan
         minimums = plan.minimums if hidden is None else ()
-        hidden = self.facts.hidden(at, store_id, plan) if hidden is None else hidden
+        barred = self.facts.hidden(at, store_id, plan) if hidden is None else hidden
         store = statistics.best_of_store(store_id)
         profile = self.bundle.profiles[request.profile]
-        barred = np.concatenate([hidden, profile.barred])
-        candidates = retrieve(query, store, profile.quotas, near, barred)
+        candidates = retrieve(query, store, profile.quotas, near, barred, profile.offers)
         for more in reversed(range(ROUNDS if minimums else 0)):
             codes = np.concatenate([candidates.codes, plan.pinned])
             low = self.facts.below_minimum(codes, at, store_id, plan)
@@ -172,7 +171,7 @@ class Recommender:
             if not more or stay.all() or np.count_nonzero(stay) >= request.k:
                 candidates = Candidates(candidates.codes[stay], candidates.source[stay])
                 break
-            candidates = retrieve(query, store, profile.quotas, near, barred)
+            candidates = retrieve(query, store, profile.quotas, near, barred, profile.offers)
         return Retrieved(candidates, barred, time.perf_counter())
 
     def compose(self, asked: Asked, retrieved: Retrieved, most: int | None = None) -> Prepared:
@@ -185,7 +184,8 @@ class Recommender:
         if is_thinned and most is not None:
             candidates = thin(candidates, most)
         if len(plan.pins):
-            candidates = add_pinned(candidates, plan.pinned, np.concatenate([query.basket, retrieved.barred]))
+            pinned = plan.pinned[self.bundle.profiles[asked.request.profile].offers[plan.pinned]]
+            candidates = add_pinned(candidates, pinned, np.concatenate([query.basket, retrieved.barred]))
         begun_at = retrieved.ended_at
         dense, categorical = model_inputs(Rows(query, candidates.codes))
         ready_at = time.perf_counter()

@@ -259,8 +259,8 @@ def _check_index(bundle: Bundle) -> None:
 
 def _check_statistics(bundle: Bundle) -> None:
     statistics = bundle.statistics
-    ids = statistics.code_of  # made now, and needed soon
-    if len(ids) != len(statistics.item_ids) or not all(map(is_id, ids)):
+    ids = statistics.item_ids.tolist()
+    if len(set(ids)) != len(ids) or not all(map(is_id, ids)):
         raise BundleInvalid("statistics/item_ids.npy holds an id twice, or one that is none: fit it again")
     for column, level in enumerate(LEVELS):
         most = int(statistics.categorical[:, column].max(initial=0))

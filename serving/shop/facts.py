@@ -35,7 +35,7 @@ class KnownFacts(NamedTuple):
     """What `LiveFacts` has read: the sources that gave anything, and the items with a stock or a ban."""
 
     sources: frozenset[str]
-    code_of: Mapping[str, int]  # in the order of the codes
+    item_ids: np.ndarray  # (n,) str, in the order of the codes
     codes: Mapping[tuple[str, str | None], np.ndarray]  # (kind, store) -> (m,) int64
 
 
@@ -53,7 +53,7 @@ class LiveFacts:
         rules_file: RulesFile | None = None,
     ) -> None:
         """Read all facts, then watch for changes until `close`."""
-        self._code_of = statistics.code_of
+        self._statistics = statistics
         self._store, self._rules_file = store, rules_file
         self.rules = NO_RULES
         self._sequence = 0
@@ -97,7 +97,7 @@ class LiveFacts:
             for kind in ("stock", "ban")
             for store, table in list(self._numbers[kind].tables.items())
         }
-        return KnownFacts(frozenset(self._nonempty), self._code_of, codes)
+        return KnownFacts(frozenset(self._nonempty), self._statistics.item_ids, codes)
 
     def lacks(self, before: KnownFacts) -> list[str]:
         """Return the sources that gave facts before and are unread here, or have lost facts.
@@ -106,9 +106,8 @@ class LiveFacts:
         lost. A rules file may have been emptied or removed.
         """
         missing = self._unread | ({"fact store"} - self._nonempty)
-        codes = np.array([self._code_of.get(item, NO_ITEM) for item in before.code_of], np.int64)
         for (kind, store), were in before.codes.items():
-            expected = codes[were]
+            expected = self._statistics.each_code(before.item_ids[were].tolist())
             rows = self._numbers[kind].tables.get(store, EMPTY).codes
             if not np.isin(expected[expected != NO_ITEM], rows).all():
                 missing.add("fact store")
@@ -271,8 +270,9 @@ class LiveFacts:
 
     def _take(self, facts: list[Fact]) -> None:
         coded: dict[str, list[tuple[int, Fact]]] = {}
-        for fact in facts:
-            if (code := self._code_of.get(fact.item_id)) is not None:
+        codes = self._statistics.each_code([fact.item_id for fact in facts]).tolist()
+        for code, fact in zip(codes, facts, strict=True):
+            if code != NO_ITEM:
                 coded.setdefault(fact.fact, []).append((code, fact))
             else:
                 self._elsewhere.add(fact.fact)

@@ -339,7 +339,7 @@ class Catalogue:
         """Return the sorted codes that match a selector's values, and the values without a match."""
         statistics = self._statistics
         if selector == "items":
-            codes = np.array([statistics.code_of.get(item, NO_ITEM) for item in values], np.int64)
+            codes = statistics.each_code(values)
             missing = [item for item, code in zip(values, codes.tolist(), strict=True) if code == NO_ITEM]
             return np.unique(codes[codes != NO_ITEM]), missing
         if selector == "own_brand":

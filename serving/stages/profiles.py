@@ -55,7 +55,7 @@ class OpenProfile:
 
     quotas: Quotas
     tower: FaissTower
-    barred: np.ndarray  # (b,) int64 codes that its filter leaves out, and those of removed items
+    offers: np.ndarray  # (n,) bool, which items its filter passes; no removed ones
 
 
 def read_profile(given: Mapping[str, Any]) -> Profile:
@@ -79,7 +79,7 @@ def open_profile(
     The index is without the `removed` items, (r,) int64 codes; the other sources leave them out, too.
     """
     allowed = None if profile.items is None else profile.items.allowed(statistics)
-    barred = removed if allowed is None else np.union1d(removed, np.flatnonzero(~allowed))
-    return OpenProfile(
-        profile.quotas, FaissTower(query_tower, index, Search(profile.search, allowed)), barred
-    )
+    tower = FaissTower(query_tower, index, Search(profile.search, allowed))
+    offers = np.ones(len(statistics.item_ids), bool) if allowed is None else allowed.copy()
+    offers[removed] = False
+    return OpenProfile(profile.quotas, tower, offers)

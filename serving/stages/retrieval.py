@@ -12,6 +12,7 @@ from feature_repo.queries import Query, User
 from feature_repo.statistics import Statistics
 
 MOST = 100_000  # candidates of one source, or in all
+_EVERYTHING = np.empty(0, bool)
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
 
@@ -49,8 +50,7 @@ def build_query(statistics: Statistics, basket: tuple[str, ...], events: UserEve
     Items outside the catalogue are left out of the basket, which keeps its full size. In the row they count
     but have no code.
     """
-    get = statistics.code_of.get
-    codes = np.array([get(item, -1) for item in events.items.tolist()], np.int64)
+    codes = statistics.each_code(events.items.tolist())
     user = User(replace(events, items=codes), at)
     return Query(statistics, at, statistics.codes(basket), len(basket), user)
 
@@ -61,6 +61,7 @@ def retrieve(
     quotas: Quotas,
     near: np.ndarray | None = None,
     excluded: np.ndarray | None = None,
+    offers: np.ndarray | None = None,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
 
@@ -73,12 +74,15 @@ def retrieve(
         quotas: how many of each source.
         near: codes from the two-tower search, nearest first; None leaves the source out.
         excluded: codes that must not be offered (out of stock, banned).
+        offers: which items the profile offers, (n,) bool; None: all. A filter leaves out most of a catalogue:
+            a list of codes would cost a request more, the more items the shop has.
     """
     nothing, together = query.basket[:0], query.together
     codes, sources = query.statistics.marked(
         choose,
         query.basket,
         nothing if excluded is None else excluded,
+        _EVERYTHING if offers is None else offers,
         query.history.items,
         query.favourites[: quotas.history],
         together.codes,

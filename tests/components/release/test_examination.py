@@ -7,6 +7,7 @@ The files get into the registry without the checks of `register_bundle`.
 import hashlib
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,22 @@ import pandas as pd
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from components.evaluation.protocol import Task
 from components.home import default_tracking_uri
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
-from components.release.examination import MemoryShort, examine, examine_apart, free_memory, known_share
+from components.release.examination import (
+    MemoryShort,
+    examine,
+    examine_apart,
+    free_memory,
+    index_recall,
+    known_share,
+)
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import Registry
+from feature_repo.aggregates import no_events
 from feature_repo.errors import UNREACHABLE
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
@@ -37,6 +47,7 @@ from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
 from serving.release.manifest import read_manifest
 from serving.stores.online_features import MemoryStore
+from tests.serving.conftest import CUT, build_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -401,3 +412,17 @@ def test_a_catalogue_knows_the_share_of_the_lines_whose_items_are_old_enough() -
     assert known("a", "b") == known("a", "b", "c") == 1.0, "no training until the cut can know c"
     assert known("a") == 0.75
     assert known("b", "c") == 0.25
+
+
+def test_the_recall_of_a_large_index_takes_memory_for_one_query(tmp_path: Path) -> None:
+    """Scores of two million items for 200 queries take 1.6 GB, and sorting them twice as much again."""
+    items, at = 20_000, CUT.timestamp()
+    bundle = load_bundle(build_bundle(tmp_path / "large", items))
+    hidden = np.array([0]), np.array([False]), no_events()
+    tasks = [Task(n, f"u{n}", f"b{n}", "", at, (f"{1_000_000 + n}",), *hidden) for n in range(100)]
+    assert index_recall(bundle, tasks) == 1.0
+    tracemalloc.start()
+    index_recall(bundle, tasks)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < items * len(tasks) * np.dtype(np.float32).itemsize

@@ -62,6 +62,26 @@ def test_parts_are_not_quantised_in_a_catalogue_of_thousands(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_points_that_find_no_more_than_others_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of eight bits miss a few of the nearest in each list, and parts miss many."""
+    monkeypatch.setattr("components.retriever.choose_index.PQ_LEAST", 20_000)
+    rng = np.random.default_rng(1)
+    centres = rng.normal(size=(100, 16))
+    vectors = (centres[rng.integers(100, size=20_000)] + 0.2 * rng.normal(size=(20_000, 16))).astype(
+        np.float32
+    )
+    curve, _ = measure_index(vectors, vectors[:30], IndexParams(k=20), tmp_path)
+    for kind, factor in (("ivf_pq", None), ("ivf_pq_refined", 2), ("ivf_pq_refined", 4)):
+        rows = [row for row in curve if row["kind"] == kind and row["search"].get("k_factor") == factor]
+        recalls = [row["recall"] for row in rows]
+        gains = np.diff(recalls[:-1])
+        assert (gains >= 0.001 - 1e-5).all(), (kind, factor, recalls)
+        assert rows[-1]["search"]["nprobe"] < 512, (kind, factor, recalls)
+
+
+@pytest.mark.slow
 def test_every_type_is_measured_with_growing_effort_and_growing_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,9 +23,10 @@ def test_find_gives_places_and_wipes_its_marks(there: list[int], wanted: list[in
     assert not marks.any()
 
 
-@given(codes, codes, distinct, codes, codes, st.integers(0, 5), st.integers(0, 12))
+@given(codes, st.none() | codes, codes, distinct, codes, codes, st.integers(0, 5), st.integers(0, 12))
 def test_candidates_come_from_the_sources_in_order(
     barred: list[int],
+    offered: list[int] | None,
     bought: list[int],
     partners: list[int],
     near: list[int],
@@ -40,6 +41,7 @@ def test_candidates_come_from_the_sources_in_order(
     found, sources = choose(
         np.array(barred[:1], np.int64),
         np.array(barred[1:], np.int64),
+        np.empty(0, bool) if offered is None else np.isin(np.arange(12), offered),
         lists[0],
         favourites,
         lists[1],
@@ -52,7 +54,7 @@ def test_candidates_come_from_the_sources_in_order(
         most,
         marks,
     )
-    seen, expected = set(barred), []
+    seen, expected = set(barred) | (set() if offered is None else set(range(12)) - set(offered)), []
     strongest, others = partners[::-1][:most_partners], partners[::-1][most_partners:]
     order = ((0, bought[::-1]), (1, strongest), (6, near[::-1][:2]), (2, near), (1, others), (4, popular))
     for source, given_codes in order:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from feature_repo.aggregates import UserEvents, pack
+from feature_repo.facts import Fact
 from feature_repo.kernels.pairs import find
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
@@ -19,6 +20,7 @@ from serving.prediction_log import PredictionLog
 from serving.release.bundle import Bundle
 from serving.release.golden import GoldenRequest
 from serving.schemas import Request
+from serving.shop.fact_store import SqliteFactStore
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.conftest import CUT
 
@@ -34,6 +36,17 @@ class BrokenStore(MemoryStore):
 
 def ask(*basket: str, user: str | None = "u1", k: int = 10) -> Request:
     return Request(basket, AT, user, "store-0", k, "r1")
+
+
+def test_a_filter_costs_a_request_no_list_of_the_items_that_it_leaves_out(recommender: Recommender) -> None:
+    """Of two million items it leaves out 1.6 million: a list of them took longer than all other work."""
+    asked = recommender.ask(replace(ask("1000003"), profile="premium"))
+    retrieved = recommender.retrieve(asked, recommender.near(asked))
+    offers = recommender.bundle.profiles["premium"].offers
+    assert offers.sum() == len(offers) // 5
+    assert len(retrieved.candidates.codes) > 0
+    assert offers[retrieved.candidates.codes].all()
+    assert len(retrieved.barred) == 0
 
 
 def test_the_stage_times_add_up(recommender: Recommender) -> None:
@@ -81,3 +94,24 @@ def test_a_golden_request_is_answered_with_its_history(
     assert answer_golden(toy_opened, golden) != nobody, "it makes a difference who asks"
     with pytest.raises(BundleInvalid, match=r"golden request golden-1 degraded \(features_invalid\)"):
         answer_golden(toy_opened, replace(golden, history=base64.b64encode(b"no row").decode()))
+
+
+def test_no_dictionary_holds_the_catalogue(
+    toy_bundle: Path, recommender: Recommender, tmp_path: Path
+) -> None:
+    """Of two million items it takes 240 MiB in each process."""
+    facts, rules = SqliteFactStore(tmp_path / "facts.db"), tmp_path / "rules.yaml"
+    facts.write([Fact("f1", "stock", item, 0.0, AT) for item in ("1000014", "gone")])
+    rules.write_text("ban:\n  - {name: recall, items: ['1000017']}\n")
+    request = replace(ask("1000010", "nonsense", user=None), explain=True)
+    usual = recommender.recommend(request)
+    opened = open_recommender(toy_bundle, MemoryStore(), facts=facts, rules=rules)
+    try:
+        assert opened.facts.lacks(opened.facts.known()) == []
+        response = opened.recommend(request)
+    finally:
+        opened.facts.close()
+    assert usual.unknown_items == response.unknown_items == 1
+    assert {"1000014", "1000017"} <= {item.item_id for item in usual.items}
+    assert not {"1000014", "1000017"} & {item.item_id for item in response.items}
+    assert "code_of" not in vars(opened.bundle.statistics)

@@ -38,8 +38,8 @@ class Catalogue:
         self.code_of = {f"i{n}": n for n in range(10)}
         self.store_row: dict[str, int] = {}
 
-    def codes(self, ids: list[str]) -> np.ndarray:
-        return np.array([self.code_of[item] for item in ids if item in self.code_of], np.int64)
+    def each_code(self, ids: list[str]) -> np.ndarray:
+        return np.array([self.code_of.get(item, -1) for item in ids], np.int64)
 
 
 class Breaking(SqliteFactStore):
