@@ -39,7 +39,7 @@ class Callers:
         """Return the application behind the check, or the application itself if there are no tokens."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
+            if scope["method"] not in ("GET", "HEAD"):
                 headers = dict(scope["headers"])
                 if not self.may_ask(headers.get(b"authorization", b"").decode("latin-1")):
                     count_rejected("caller")

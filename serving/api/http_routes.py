@@ -113,9 +113,6 @@ class Limits:
         """Answer the request here if it is of our routes or invalid, else pass it on with its body read."""
         if self.draining:
             send = _last(send)
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         route = self._routes.get(scope["path"])
         if scope["method"] == "POST":
             await self._post(route, scope, receive, send)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar, cast
 
+import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -182,7 +183,7 @@ class _HttpProtocol(HttpToolsProtocol):
         if self._arriving and not self._in_head:  # of a body, and maybe of the next head
             self._may_be_long = True
             self._beside_body_bytes += len(data)
-            super().data_received(data)
+            self._parse(data)
             if self._arriving and self._beside_body_bytes > MAX_HEAD_BYTES:
                 self._refuse_trailers()
             elif self._arriving and not self._is_answering():
@@ -193,7 +194,7 @@ class _HttpProtocol(HttpToolsProtocol):
             return
         for start in range(0, len(data), MAX_HEAD_BYTES):
             self._may_be_long, part = self._in_head, data[start : start + MAX_HEAD_BYTES]
-            super().data_received(part)
+            self._parse(part)
             if self.transport.is_closing():
                 return
             if self._in_head:
@@ -214,6 +215,8 @@ class _HttpProtocol(HttpToolsProtocol):
         self._expect(self._arrival_s)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers):
+            return  # `_parse` brings it again
         self._in_head = False
         hosts = sum(name == b"host" for name, _ in self.headers)
         self.app = self.config.loaded_app
@@ -228,6 +231,8 @@ class _HttpProtocol(HttpToolsProtocol):
             self._expect(self._arrival_s + MARGIN_S)
 
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # nor did its headers count
         self._arriving = False
         scope: Any = self.scope
         scope[ARRIVED] = time.perf_counter()
@@ -243,7 +248,7 @@ class _HttpProtocol(HttpToolsProtocol):
         cast(_Joined, self.transport).flush()  # an answer without a body
         super().on_response_complete()
         if self._refused and not self._is_answering() and not self.transport.is_closing():
-            self.send_400_response("")
+            self._refuse_rest()
         elif self.flow.write_paused or self.transport.is_closing():
             self._expect(self._arrival_s + MARGIN_S)  # until it has read
         elif self._is_answering():  # the next one, that was here already
@@ -264,10 +269,37 @@ class _HttpProtocol(HttpToolsProtocol):
         else:
             self._expect(self.timeout_keep_alive + MARGIN_S)
 
-    def send_400_response(self, msg: str) -> None:
+    def _refuse_rest(self) -> None:
         self._refused = True
         if not self._is_answering():  # else first the requests before it
             self._hang_up(400, "not_http", "the request is not HTTP/1.1")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what has come, each request without its offer of another protocol (`Upgrade`).
+
+        A server may ignore an offer (RFC 9110, 7.8), but httptools ends a request that has one at its head.
+        So a new parser gets this head without the offer, and then what follows.
+        """
+        self._unset_keepalive_if_required()
+        parts = [memoryview(data)]
+        while parts:
+            part = parts.pop()
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserError:
+                self._refuse_rest()
+                return
+            except httptools.HttpParserUpgrade as offer:
+                parts.append(part[offer.args[0] :])
+                if self._in_head:  # else it is a CONNECT, which needs no header to be one
+                    parts.append(memoryview(self._head_without_offer()))
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+
+    def _head_without_offer(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([b"%s %s HTTP/%s" % (method, self.url, version), *lines, b"", b""])
 
     def _lingers(self) -> bool:
         """Say, once, whether only our side of the connection ends, and the rest of the body is still read.

@@ -277,9 +277,7 @@ class Checkout:
         if not budgets.has_room(deadline - began, fewest, is_read):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
-        self.service.shoppers.spend(turn.request.user_id, began)
-
-        since = began = time.perf_counter()
+        since = began
         if turn.known is None:
             read_by = deadline - budgets.after_features_s(fewest)
             turn.known = await turn.recommender.fetch(turn.request, read_by)
@@ -293,6 +291,8 @@ class Checkout:
         most = budgets.most(deadline - now, count, count if whole else min(fewest, count), now)
         if count and not most:
             raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {count} candidates")
+        # Not before: a request whose list for the cache ends here begins again with fewer candidates.
+        self.service.shoppers.spend(turn.request.user_id, now)
         return turn.recommender.compose(asked, retrieved, most)
 
     async def _score(self, turn: Turn) -> np.ndarray:

@@ -316,7 +316,62 @@ async def test_a_head_of_some_kilobytes_is_accepted() -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
+OFFER = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+OFFERED = GOOD.replace(b"Host: x\r\n", OFFER)
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [OFFERED, b"POST /echo HTTP/1.1\r\n" + OFFER + CHUNKED, OFFERED.replace(b"h2c", b"websocket")],
+    ids=["length", "chunked", "WebSocket"],
+)
+@pytest.mark.parametrize("step", [1, 7, 1_000], ids=["byte by byte", "in pieces", "at once"])
+async def test_an_offer_of_another_protocol_is_ignored(request_: bytes, step: int) -> None:
+    """Java's client offers HTTP/2 with the first request of each connection."""
+    waits = Waits[Any](100, clock=lambda: 0.0)  # no head is late, however busy the machine is
+    async with serving(waits=waits) as ask:
+        reader, writer = await ask()
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sent = request_ + GOOD + request_ * 2 + GOOD
+        for start in range(0, len(sent), step):
+            writer.write(sent[start : start + step])
+            await asyncio.sleep(0)
+        for _ in range(5):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(2) == b"{}"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_last_request_with_an_offer_is_answered_and_its_connection_closed(version: bytes) -> None:
+    async with serving() as ask:
+        reader, writer = await ask()
+        writer.write(OFFERED.replace(b"1.1", version).replace(b"Upgrade,", b"close, Upgrade,"))
+        answer = await all_of(reader)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"\r\n\r\n{}")
+
+
+@pytest.mark.parametrize("target", [b"shop:443", b"/echo"])
+async def test_a_tunnel_is_refused(target: bytes) -> None:
+    async with serving() as ask:
+        for headers in (b"Host: x\r\n", OFFER):
+            reader, writer = await ask()
+            writer.write(b"CONNECT %s HTTP/1.1\r\n%s\r\n\x16\x03\x01" % (target, headers))
+            statuses = [part.split()[0] for part in (await all_of(reader)).split(b"HTTP/1.1 ")[1:]]
+            assert statuses == ([b"400"] if target == b"shop:443" else [b"405", b"400"])
+
+
+async def test_the_body_of_a_refused_offer_is_no_request() -> None:
+    async with serving() as ask:
+        reader, writer = await ask()
+        writer.write(
+            OFFERED.replace(b"Host: x\r\n", b"").replace(b"th: 2", b"th: %d" % len(GOOD))[:-2] + GOOD
+        )
+        assert refusal(await all_of(reader)) == (400, "expected one Host header")
+
+
+async def test_input_that_is_not_http_is_refused_and_never_echoed(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as ask:
         for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
             reader, writer = await ask()
@@ -324,6 +379,7 @@ async def test_input_that_is_not_http_is_refused_and_never_echoed() -> None:
             answer = await all_of(reader)
             assert refusal(answer) == (400, "the request is not HTTP/1.1")
             assert b"PRIVATE" not in answer
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Asked, Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
@@ -497,6 +497,32 @@ async def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Reco
     assert (whole.rung, again.rung, shown(again)) == ("full", "full", shown(whole))
     few, every = (len(turn.prepared.dense) for turn in rank.turns)  # type: ignore[union-attr]
     assert 90 < few <= 100 < every
+
+
+def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
+    cached: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retrieval takes 140 s once, by a clock that jumps; the rest has time for some candidates only."""
+    near, now, jumps, jumped = cached.near, time.perf_counter, [140.0], [0.0]
+
+    def slow_once(asked: Asked) -> np.ndarray:
+        jumped[0] += jumps.pop() if jumps else 0.0
+        return near(asked)
+
+    monkeypatch.setattr(cached, "near", slow_once)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
+    monkeypatch.setattr("serving.checkout.admission.BURST_S", 500.0)
+
+    async def ask() -> list[Response]:
+        checkout = Checkout(cached, 170e3, user_limit_per_s=1 / 330)  # two answers at once would be too many
+        for _ in range(FIRST):
+            checkout.service.budgets.ranking.learn(160.0, math.inf, 500)
+        calls = (Call(time.perf_counter(), time.perf_counter() + 170, "given") for _ in range(2))
+        return [await checkout.answer(KNOWN, call) for call in calls]
+
+    first, second = asyncio.run(ask())
+    assert (first.rung, first.degraded_reason) == ("fewer", "deadline_near")
+    assert (second.rung, second.degraded_reason) == ("full", None)
 
 
 @pytest.mark.parametrize("k", [4, 16], ids=["with a key", "without a key"])
