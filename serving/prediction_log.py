@@ -405,7 +405,7 @@ def _stream_of(segment: Path) -> Path:
 
 def _to_parquet(segment: Path) -> int:
     """Write a segment from its stream, as far as the stream is whole; return the number of records."""
-    batches = _whole_batches(_stream_of(segment).read_bytes())
+    batches = _whole_batches(_stream_of(segment))
     first = next(batches, None)
     if first is None:
         return 0
@@ -420,11 +420,17 @@ def _to_parquet(segment: Path) -> int:
     return count
 
 
-def _whole_batches(content: bytes) -> Iterator[pa.RecordBatch]:
-    with contextlib.suppress(StopIteration, pa.ArrowInvalid, OSError):  # the end may be cut off
-        reader = pa.ipc.open_stream(content)
-        while True:
-            yield reader.read_next_batch()
+def _whole_batches(stream: Path) -> Iterator[pa.RecordBatch]:
+    with stream.open("rb") as file:  # read batch by batch: a whole stream takes tens of megabytes
+        try:
+            reader = pa.ipc.open_stream(file)
+            while True:
+                yield reader.read_next_batch()
+        except (StopIteration, pa.ArrowInvalid):  # the end may be cut off
+            return
+        except OSError as error:  # Arrow's own has no number: the same
+            if error.errno:
+                raise
 
 
 def _schema(names: Sequence[str]) -> pa.Schema:

@@ -1,8 +1,10 @@
 """Records of answers reach Parquet segments in the background, and are read back as they were."""
 
 import errno
+import os
 import shutil
 import threading
+import tracemalloc
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client import REGISTRY
 
+from serving import prediction_log
 from serving.prediction_log import (
     RECORD_SCHEMA,
     LogDamaged,
@@ -176,6 +179,32 @@ def test_a_killed_process_loses_only_the_end_of_its_log(tmp_path: Path) -> None:
         assert read_log(left)["request_id"].to_pylist() == expected
         assert not list(left.glob(".*"))
         shutil.rmtree(left)
+
+
+def test_a_stream_is_turned_into_a_segment_batch_by_batch(tmp_path: Path) -> None:
+    """The whole stream at once stayed with the process: its allocator does not give such blocks back."""
+    segment = prediction_log._Segment(tmp_path, "a", records_to_table([], NAMES).schema)
+    noise = np.random.default_rng(0)
+    for number in range(64):
+        one, basket = record(number), tuple(noise.bytes(32).hex() for _ in range(1_000))
+        one = replace(one, request=replace(one.request, basket=basket))
+        segment.write(records_to_table([one], NAMES))
+    [stream] = tmp_path.glob(".*.tmp")
+    size = stream.stat().st_size
+    tracemalloc.start()
+    segment.publish()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 2_000_000
+    assert peak < size / 4
+    assert len(read_log(tmp_path)) == 64
+
+
+def test_a_stream_that_cannot_be_read_is_no_stream_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / ".a.parquet.tmp").symlink_to("/proc/self/mem")  # its first page is an input/output error
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        prediction_log._to_parquet(tmp_path / "a.parquet")
+    assert not (tmp_path / "a.parquet").exists()
 
 
 def test_segments_that_ended_before_are_not_opened(tmp_path: Path) -> None:

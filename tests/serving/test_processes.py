@@ -341,7 +341,7 @@ def records(client: httpx.Client) -> dict[str, float]:
 
 def streamed(log: Path) -> int:
     """Return how many records are in the log's open segments, which a killed process leaves behind."""
-    return sum(len(batch) for file in log.glob(".*.tmp") for batch in _whole_batches(file.read_bytes()))
+    return sum(len(batch) for file in log.glob(".*.tmp") for batch in _whole_batches(file))
 
 
 def is_still(client: httpx.Client) -> bool:

@@ -33,13 +33,18 @@ class MeasuredServer:
         return sum(_cpu_s(process) for process in processes_of(self.process.pid)) * 1e3
 
     def memory_mb(self) -> dict[str, float]:
-        """Return resident memory, and proportional memory, where a shared page counts in parts."""
-        total = {"rss": 0.0, "pss": 0.0}
+        """Return resident memory; proportional memory, where a shared page counts in parts; and anonymous.
+
+        Anonymous memory is resident memory without the pages of mapped files. The kernel takes and returns
+        those by its own needs.
+        """
+        total = {"rss": 0.0, "pss": 0.0, "anonymous": 0.0}
         for process in processes_of(self.process.pid):
             with contextlib.suppress(psutil.Error):
                 memory = process.memory_full_info()
                 total["rss"] += memory.rss / 2**20
                 total["pss"] += memory.pss / 2**20
+                total["anonymous"] += (memory.rss - memory.shared) / 2**20
         return total
 
     def samples(self, metric: str) -> dict[tuple[str, ...], float]:

@@ -176,13 +176,14 @@ def _lengths(figures: Mapping[str, Any]) -> list[str]:
 def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
     if figures is None:
         return []
+    start, *later = [mb for _, mb in figures["anonymous_mb"]]
     return [
         "## Endurance (ours)",
         "",
-        f"{figures['requests']:,} requests without a pause, {figures['failed']} failed. After the first "
-        f"quarter memory grew by {figures['mb_after_warm_up']:.1f} MB, "
-        f"{figures['mb_per_1000_requests']:.3f} MB a thousand requests; {figures['rss_mb'][0][1]:.0f} MB at "
-        f"the start, {figures['rss_mb'][-1][1]:.0f} at the end.",
+        f"{figures['requests']:,} requests without a pause, {figures['failed']} failed. Anonymous memory, "
+        f"which leaves out mapped files, was {start:.0f} MB at the start, and from {min(later):.0f} to "
+        f"{max(later):.0f} MB after it. From the median of the second quarter to that of the last it "
+        f"grew by {figures['mb_grown']:.1f} MB, {figures['mb_per_1000_requests']:.3f} MB per 1,000 requests.",
     ]
 
 

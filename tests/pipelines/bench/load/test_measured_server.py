@@ -32,6 +32,7 @@ def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Pat
         assert server.cpu_ms() >= 10, "the child that ended counts, too"
         memory = server.memory_mb()
         assert 0 < memory["pss"] <= memory["rss"]
+        assert 0 < memory["anonymous"] < memory["rss"]
     assert server.process.returncode is not None
     until = time.monotonic() + 60  # a signal is on its way for a moment
     while any(_is_alive(process) for process in family) and time.monotonic() < until:

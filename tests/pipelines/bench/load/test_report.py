@@ -139,12 +139,13 @@ def test_each_part_reports_its_figures() -> None:
 def test_an_arm_without_capacity_and_an_endurance_run_are_reported() -> None:
     slow = arm(90.0, 60.0, 0.0, 4.0)
     del slow["half"], slow["overload"]
-    grown = {"requests": 60_000, "failed": 0, "rss_mb": [(0, 300.0), (60_000, 310.0)]}
-    grown |= {"mb_per_1000_requests": 0.0123, "mb_after_warm_up": 0.6}
+    grown = {"requests": 60_000, "failed": 0, "anonymous_mb": [(0, 300.0), (1_000, 350.0), (2_000, 310.0)]}
+    grown |= {"mb_per_1000_requests": 0.0123, "mb_grown": 0.6}
     text = load_table(result(arms={"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": slow}, endurance=grown))
     assert "| fastapi-torch | held no rate |" in text
     assert "60,000 requests without a pause, 0 failed" in text
-    assert "0.012 MB a thousand requests" in text
+    assert "was 300 MB at the start, and from 310 to 350 MB after it" in text
+    assert "grew by 0.6 MB, 0.012 MB per 1,000 requests" in text
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
