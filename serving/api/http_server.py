@@ -275,7 +275,7 @@ class _HttpProtocol(HttpToolsProtocol):
             self._hang_up(400, "not_http", "the request is not HTTP/1.1")
 
     def _parse(self, data: bytes) -> None:
-        """Parse what has come, each request without its offer of another protocol (`Upgrade`).
+        """Parse the bytes that came, each request without its offer of another protocol (`Upgrade`).
 
         A server may ignore an offer (RFC 9110, 7.8), but httptools ends a request that has one at its head.
         So a new parser gets this head without the offer, and then what follows.
