@@ -319,9 +319,11 @@ def evaluate_bundle(
 
 
 @step
-def register_bundle(bundle: Input[Model], tracking_uri: str, model_name: str) -> NamedTuple(
-    "Registered", version=str
-):  # type: ignore[valid-type]
+def register_bundle(
+    bundle: Input[Model],
+    tracking_uri: str,
+    model_name: str,
+) -> NamedTuple("Registered", version=str):  # type: ignore[valid-type]
     """Store the bundle in the registry as the challenger and return its version."""
     from pathlib import Path
 
