@@ -60,6 +60,7 @@ class Turn:
     prepared: Prepared | None = None
     scores: np.ndarray | None = None
     response: Response | None = None  # set early when the cache or a lower rung answers
+    is_paid: bool = False  # it counts against its shopper's limit
     # perf_counter when the stage that is waited for must be over, so that later stages are in time
     until: float = math.inf
     stages: list[tuple[str, float, float]] = field(default_factory=list)  # name, begin and end, perf_counter
@@ -277,6 +278,10 @@ class Checkout:
         if not budgets.has_room(deadline - began, fewest, is_read):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
+        if not turn.is_paid:  # a request whose list for the cache ended in time to begin again pays once
+            self.service.shoppers.spend(turn.request.user_id, began)
+            turn.is_paid = True
+
         since = began
         if turn.known is None:
             read_by = deadline - budgets.after_features_s(fewest)
@@ -291,8 +296,6 @@ class Checkout:
         most = budgets.most(deadline - now, count, count if whole else min(fewest, count), now)
         if count and not most:
             raise DeadlineNear(f"{(deadline - now) * 1e3:.1f} ms are left: too few for {count} candidates")
-        # Not before: a request whose list for the cache ends here begins again with fewer candidates.
-        self.service.shoppers.spend(turn.request.user_id, now)
         return turn.recommender.compose(asked, retrieved, most)
 
     async def _score(self, turn: Turn) -> np.ndarray:
@@ -344,6 +347,7 @@ class Checkout:
         elif ranked is None and admitted and self._has_room_for_all(turn, read):
             leader = replace(turn)
             ranked = await self._lead(leader, key)
+            turn.is_paid = leader.is_paid
         if ranked is None:
             return
         made = leader.prepared if leader else None
