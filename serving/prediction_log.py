@@ -247,6 +247,7 @@ class PredictionLog:
         segment_s: float = 60.0,
         poll_s: float = 1.0,
     ) -> None:
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps 50 MB of what a segment needed
         self.directory = directory
         self.written = 0
         self.dropped = 0

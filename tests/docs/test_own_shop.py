@@ -88,8 +88,8 @@ def test_no_step_fails_from_own_purchases_to_a_ban_and_a_drift_report(tmp_path: 
     step("how-to/own-rules.md", "reco rules init")
     assert "item-002" in step("how-to/own-rules.md", "reco items white bread")
     (home / "rules.yaml").write_text(BAN)
-    step("how-to/own-rules.md", "reco rules check rules.yaml")
-    preview = "reco rules preview --file rules.yaml --user 1228 --basket 1041453"
+    step("how-to/own-rules.md", "reco rules check")
+    preview = "reco rules preview --user 1228 --basket 1041453"
     assert held_out(USER) in step("how-to/own-rules.md", preview, f"--at {AT}"), (
         "it shows the answer before, too"
     )
