@@ -48,7 +48,9 @@ def write_json(file: Path, document: Any) -> None:
 def command(home: Path, words: str) -> str:
     """Return a `reco` command that can be pasted: it names the home unless that is the default."""
     started_as = sys.argv[0]
-    program = started_as if Path(started_as).name == "reco" and not shutil.which("reco") else "reco"
+    program = (
+        shlex.quote(started_as) if Path(started_as).name == "reco" and not shutil.which("reco") else "reco"
+    )
     default = configured_home().absolute() == home.absolute()
     return f"{program} {words}" if default else f"{program} --home {shlex.quote(str(home))} {words}"
 

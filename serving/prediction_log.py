@@ -205,8 +205,8 @@ def _read_segment(
     except (pa.ArrowException, ValueError, OSError) as error:
         if is_gone(error):
             return None
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the file system: damage inside a file has no number
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+            raise  # of the machine or its file system: damage inside a file has no number
         raise LogDamaged(
             f"{path} cannot be read ({type(error).__name__}), expected a segment of the prediction log: "
             "restore it from a backup; without one, move it away, and its answers are lost"
@@ -247,7 +247,6 @@ class PredictionLog:
         segment_s: float = 60.0,
         poll_s: float = 1.0,
     ) -> None:
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps 50 MB of what a segment needed
         self.directory = directory
         self.written = 0
         self.dropped = 0

@@ -255,8 +255,8 @@ class _Erasure:
         try:
             return erase_rows(file, self.user_id, self.until, self.dry_run)
         except (pa.ArrowException, ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the file system: a damaged column has no number
+            if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+                raise  # of the machine or its file system: a damaged column has no number
             self.damaged.add(file)
             return 0
 

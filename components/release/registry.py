@@ -428,8 +428,7 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
     uri = _mlflow_uri(tracking_uri)
-    # The first of several steps makes the tables.
-    alone = nullcontext() if database is None else FileLock(f"{database}.lock")
+    alone = nullcontext() if database is None else FileLock(f"{database}.lock")  # one makes the tables
     with _reached(tracking_uri), alone:
         return MlflowClient(uri, uri)
 
@@ -437,8 +436,8 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
 def _ask_health(tracking_uri: str) -> None:
     """Fail in seconds when nothing answers; MLflow's own client would go on trying for minutes."""
     try:
-        with urllib.request.urlopen(without_password(tracking_uri).rstrip("/") + "/health", timeout=HEALTH_S):
-            pass
+        health = without_password(tracking_uri).rstrip("/") + "/health"
+        urllib.request.urlopen(health, timeout=HEALTH_S).close()
     except urllib.error.HTTPError as error:
         error.close()
         # A proxy before the server may want them for this address, too; MLflow's client will send them.
@@ -456,13 +455,15 @@ def _ask_health(tracking_uri: str) -> None:
 @contextmanager
 def _reached(tracking_uri: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import DatabaseError
+    from sqlalchemy.exc import DatabaseError, OperationalError
 
     try:
         yield
     except (DatabaseError, sqlite3.DatabaseError, MlflowException) as error:
-        code = getattr(error, "error_code", "TEMPORARILY_UNAVAILABLE")  # a database's own error has none
-        if code == "TEMPORARILY_UNAVAILABLE" or isinstance(error.__context__, OSError | DatabaseError):
+        lost = (OSError, OperationalError, sqlite3.DatabaseError)  # another of a database: a broken rule
+        code, causes = getattr(error, "error_code", ""), (error, error.__context__)
+        is_lost = any(isinstance(one, lost) or type(one) is DatabaseError for one in causes)
+        if code == "TEMPORARILY_UNAVAILABLE" or is_lost:
             raise _unreachable(tracking_uri, error) from error
         if code == "RESOURCE_DOES_NOT_EXIST":
             raise RegistryRefused(without_password(f"MLflow at {tracking_uri}: {error}")) from error

@@ -119,7 +119,8 @@ def _points(
         }
         if recall >= max(ENOUGH_RECALL, params.target):
             break
-        if recall < before.get(factor, 0.0) + LITTLE_RECALL:
+        may_reach = recall < params.target < recall + LITTLE_RECALL
+        if recall < before.get(factor, 0.0) + LITTLE_RECALL and not may_reach:
             full.add(factor)
         before[factor] = recall
 

@@ -128,9 +128,11 @@ def _again_if_merged(read: Callable[[], Read]) -> Read:
 def _read(file: Path, **options: Any) -> pa.Table:
     try:
         return pq.read_table(file, **options)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         if is_gone(error):
             raise FileNotFoundError(file) from error
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+            raise  # of the machine or its file system: damage inside a file has no number
         raise ArchiveDamaged(
             f"{file} cannot be read ({type(error).__name__}): restore it from a backup; without one, move it "
             "away, and its events are lost"

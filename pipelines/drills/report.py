@@ -298,9 +298,9 @@ def draw_release(result: Mapping[str, Any], file: Path) -> None:
     with picture(file, (8.4, 3.2)) as (figure, grid):
         axes = grid[0][0]
         for name, case in result["cases"].items():
-            if not case["largest_weight"]:  # its line would lie on the axis
+            began = next((at for at, state, _ in case["steps"] if state == "shadow"), None)
+            if began is None or not case["largest_weight"]:  # its line would lie on the axis
                 continue
-            began = next(at for at, state, _ in case["steps"] if state == "shadow")
             steps = [(at - began, weight) for at, state, weight in case["steps"] if at >= began]
             axes.step([at for at, _ in steps], [weight for _, weight in steps], where="post", label=name)
         axes.set_yscale("symlog", linthresh=1.0)

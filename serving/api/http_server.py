@@ -215,12 +215,15 @@ class _HttpProtocol(HttpToolsProtocol):
         self._expect(self._arrival_s)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers):
+        headers = len(self.headers)
+        is_too_large = headers > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES)
+        offers = self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
+        if offers and not is_too_large:
             return  # `_parse` brings it again
         self._in_head = False
         hosts = sum(name == b"host" for name, _ in self.headers)
         self.app = self.config.loaded_app
-        if len(self.headers) > MAX_HEADERS or (self._may_be_long and self._head_length() > MAX_HEAD_BYTES):
+        if is_too_large:
             self.app = functools.partial(_refuse_head, 431, "head_too_large", _LONG_HEAD)
         elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):  # RFC 9112, 3.2
             self.app = functools.partial(_refuse_head, 400, "not_http", _ONE_HOST)

@@ -278,7 +278,7 @@ class Checkout:
         if not budgets.has_room(deadline - began, fewest, is_read):
             budgets.believe_less(began)
             raise DeadlineNear(f"{(deadline - began) * 1e3:.1f} ms are left: too few to begin")
-        if not turn.is_paid:  # a request whose list for the cache ended in time to begin again pays once
+        if not turn.is_paid:  # a request whose list for the cache ended too late begins again, and pays once
             self.service.shoppers.spend(turn.request.user_id, began)
             turn.is_paid = True
 
@@ -346,8 +346,10 @@ class Checkout:
             ranked = await self._follow(turn, task)
         elif ranked is None and admitted and self._has_room_for_all(turn, read):
             leader = replace(turn)
-            ranked = await self._lead(leader, key)
-            turn.is_paid = leader.is_paid
+            try:
+                ranked = await self._lead(leader, key)
+            finally:
+                turn.is_paid = leader.is_paid
         if ranked is None:
             return
         made = leader.prepared if leader else None

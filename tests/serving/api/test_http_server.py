@@ -352,6 +352,13 @@ async def test_a_last_request_with_an_offer_is_answered_and_its_connection_close
         assert answer.endswith(b"\r\n\r\n{}")
 
 
+async def test_offers_count_towards_the_limits_of_a_head() -> None:
+    async with serving() as ask:
+        reader, writer = await ask()
+        writer.write(OFFERED.replace(b"Upgrade: h2c\r\n", b"Upgrade: h2c\r\n" * (MAX_HEADERS + 1)))
+        assert (await all_of(reader)).split()[1] == b"431"
+
+
 @pytest.mark.parametrize("target", [b"shop:443", b"/echo"])
 async def test_a_tunnel_is_refused(target: bytes) -> None:
     async with serving() as ask:

@@ -160,10 +160,15 @@ def test_a_bench_without_requests_or_with_an_unknown_arm_is_refused(tmp_path: Pa
 
 
 class Growing:
-    """A server whose memory grows by so many MiB between two looks, and swings by 50 MiB as a saw does."""
+    """A server whose memory grows by so many MiB between two looks.
+
+    It swings by 40 MiB as a saw does, and once it needs 500 MiB for a moment.
+    """
 
     def __init__(self, each_mb: float) -> None:
-        self._looks: Iterator[float] = (300.0 + each_mb * look + 10 * (look % 5) for look in range(1_000))
+        self._looks: Iterator[float] = (
+            300.0 + each_mb * look + 10 * (look % 5) + 500 * (look == 54) for look in range(1_000)
+        )
 
     def memory_mb(self) -> dict[str, float]:
         return {"anonymous": next(self._looks)}
