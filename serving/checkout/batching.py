@@ -113,8 +113,9 @@ class Batcher:
 
     def _begin(self, batch: list[_Waiting]) -> None:
         self._waiting = [member for member in self._waiting if member not in batch]
+        now = _now()
         for member in batch:
-            BATCH_QUEUE_SECONDS.observe(_now() - member.since)
+            BATCH_QUEUE_SECONDS.observe(now - member.since)
         task = asyncio.get_running_loop().create_task(self._serve(batch))
         self._calls.add(task)
         task.add_done_callback(self._ended)
