@@ -63,6 +63,14 @@ def is_gone(error: Exception) -> bool:
     )
 
 
+def is_damage(error: Exception) -> bool:
+    """Return whether a file's content made its reading fail, not the machine or its file system.
+
+    Those give an error a number, or are out of memory; libraries that parse a file give none.
+    """
+    return not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
+
+
 def is_part(file: Path) -> bool:
     """Return whether a killed process may have left this file behind."""
     return file.name.startswith(".") and file.name.endswith(".part")

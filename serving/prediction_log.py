@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feature_repo.atomic_files import is_gone, replaced
+from feature_repo.atomic_files import is_damage, is_gone, replaced
 from serving.metrics import LOG_OPEN, LOG_RECORDS
 from serving.schemas import Request, Response
 
@@ -205,8 +205,8 @@ def _read_segment(
     except (pa.ArrowException, ValueError, OSError) as error:
         if is_gone(error):
             return None
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
-            raise  # of the machine or its file system: damage inside a file has no number
+        if not is_damage(error):
+            raise
         raise LogDamaged(
             f"{path} cannot be read ({type(error).__name__}), expected a segment of the prediction log: "
             "restore it from a backup; without one, move it away, and its answers are lost"
@@ -428,8 +428,8 @@ def _whole_batches(stream: Path) -> Iterator[pa.RecordBatch]:
                 yield reader.read_next_batch()
         except (StopIteration, pa.ArrowInvalid):  # the end may be cut off
             return
-        except OSError as error:  # Arrow's own has no number: the same
-            if error.errno:
+        except OSError as error:  # Arrow's own says the same
+            if not is_damage(error):
                 raise
 
 

@@ -37,6 +37,7 @@ from components.privacy.erased_files import (
     names_user,
 )
 from components.privacy.erased_stores import erase_coupons, erase_row
+from feature_repo.atomic_files import is_damage
 from feature_repo.events import CLOCK_SKEW, EventsInvalid
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.snapshots import USER_VIEW
@@ -255,8 +256,8 @@ class _Erasure:
         try:
             return erase_rows(file, self.user_id, self.until, self.dry_run)
         except (pa.ArrowException, ValueError, OSError) as error:
-            if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
-                raise  # of the machine or its file system: a damaged column has no number
+            if not is_damage(error):
+                raise
             self.damaged.add(file)
             return 0
 

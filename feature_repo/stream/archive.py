@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from feature_repo.aggregates import BATCH, KINDS, UserEvents, hash_ids, make_events
-from feature_repo.atomic_files import is_gone, replaced
+from feature_repo.atomic_files import is_damage, is_gone, replaced
 from feature_repo.events import EVENT_SCHEMA
 
 ARCHIVE_SCHEMA = EVENT_SCHEMA.append(pa.field("version", pa.int64()))
@@ -131,8 +131,8 @@ def _read(file: Path, **options: Any) -> pa.Table:
     except (pa.ArrowException, ValueError, OSError) as error:
         if is_gone(error):
             raise FileNotFoundError(file) from error
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
-            raise  # of the machine or its file system: damage inside a file has no number
+        if not is_damage(error):
+            raise
         raise ArchiveDamaged(
             f"{file} cannot be read ({type(error).__name__}): restore it from a backup; without one, move it "
             "away, and its events are lost"

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from components.home import locked, write_json
 from components.rollout.manifests import SHADOW
+from feature_repo.atomic_files import is_damage
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings, create_topics
 from feature_repo.stream.replay_events import encode
@@ -131,11 +132,11 @@ def _read(segment: Path, broken: set[str]) -> pa.Table | None:
     try:
         return pq.read_table(segment, columns=_COLUMNS.names).cast(_COLUMNS)
     except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # damage inside a file has no number
-            log.warning("%s is read again later: %s", segment.name, error)
-        else:
+        if is_damage(error):
             log.warning("%s is left out, it cannot be read: %s", segment.name, error)
             broken.add(segment.name)
+        else:
+            log.warning("%s is read again later: %s", segment.name, error)
     return None
 
 

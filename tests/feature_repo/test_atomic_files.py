@@ -6,9 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from feature_repo.atomic_files import is_gone, replaced, write_file, write_output
+from feature_repo.atomic_files import is_damage, is_gone, replaced, write_file, write_output
 
 
 def names(folder: Path) -> list[str]:
@@ -61,6 +62,14 @@ def test_a_file_that_another_node_deleted_is_gone() -> None:
     assert is_gone(FileNotFoundError())
     assert is_gone(OSError(errno.ESTALE, "stale file handle"))
     assert not is_gone(OSError(errno.EIO, "input/output error"))
+
+
+def test_only_what_a_file_holds_is_damage() -> None:
+    assert is_damage(pa.ArrowInvalid("not a Parquet file"))
+    assert is_damage(OSError("Arrow's, without a number"))
+    assert is_damage(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a name"))
+    assert not is_damage(OSError(errno.EIO, "input/output error"))
+    assert not is_damage(pa.ArrowMemoryError("too little memory"))
 
 
 def test_the_temporary_file_is_hidden_and_lies_beside(tmp_path: Path) -> None:
