@@ -23,6 +23,7 @@ STEPS = [path for path in MODULES if path.name == "steps.py"]
 TOUCHES_ENVIRONMENT = {
     "feature_repo/stream/configuration.py": "reads settings, once, when a process starts",
     "serving/stages/onnx_runtime.py": "switches ONNX Runtime's telemetry off before it imports it",
+    "serving/server.py": "names the allocator of Arrow before that is loaded",
     "serving/metrics.py": "reads where prometheus_client keeps the counters of several processes",
     "components/steps.py": "hands the folder of trusted keys to the gate; a step has no settings",
     "serving/settings.py": "reads the home before anything else, and finds misspelt variables",

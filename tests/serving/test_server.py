@@ -1,9 +1,12 @@
 """The process starts with a valid bundle or reports the reason, and stops without losing a request."""
 
 import json
+import os
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -172,6 +175,23 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
         code, said = refused_start(toy_bundle, replace(settings, host=host))
         assert code == 2
         assert "RECO_HOST" in said
+
+
+@pytest.mark.slow
+def test_the_process_of_the_endpoint_lets_arrow_give_memory_back(tmp_path: Path) -> None:
+    code = """
+import sys
+from serving.server import main
+assert "pyarrow" not in sys.modules
+assert main(["--home", sys.argv[1]]) == 2
+import pyarrow
+print(pyarrow.default_memory_pool().backend_name)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert out.stdout == "system\n", out.stderr
 
 
 @pytest.mark.parametrize("given", [{"grpc_port": 9_123}, {"metrics_address": "0.0.0.0:9123"}])
