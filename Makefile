@@ -54,7 +54,7 @@ figures: $(READY) ## measure every published figure on this commit and champion,
 	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
 	$(BIN)/python -W ignore -m tests.docs.generate
 
-fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up requests and 281 attacks against the endpoint
+fuzz: $(READY) ## 4,000 spoilt bundles against the loader; 2,000 made-up requests and 272 attacks against the endpoint
 	$(BIN)/python -m tests.fuzz.artefacts --cases 4000
 	$(BIN)/python -m tests.fuzz.requests --cases 2000
 	$(BIN)/python -m tests.fuzz.attacks
