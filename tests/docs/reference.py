@@ -231,6 +231,8 @@ def settings_page() -> str:
         + sources()
         + "## Endpoint\n\n"
         + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))
+        + "\nOther forms of `RECO_STORE_URL`, for Redis Cluster, Sentinel and TLS:\n"
+        "[Use your own Redis and Kafka](../how-to/own-redis-and-kafka.md#redis).\n"
         + "\n## Broker of the events\n\n"
         + table(
             ("variable", "default", "values", "meaning"), settings_rows(KafkaSettings, dict(KAFKA_VARIABLES))
