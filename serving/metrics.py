@@ -52,7 +52,7 @@ ANSWER_SECONDS = Histogram(
 )
 REQUEST_SECONDS = Histogram(
     "reco_request_seconds",
-    "The same time in few buckets, by route, priority and rung",
+    "The time of reco_answer_seconds in few buckets, by route, priority and rung",
     ["route", "priority", "rung"],
     buckets=REQUEST_BUCKETS_S,
 )
@@ -78,7 +78,7 @@ STAGE_BUDGET_SECONDS = Gauge(
     multiprocess_mode="livemax",
 )
 RESPONSES = Counter("reco_responses", "Answers given, by rung of the ladder", ["rung", "degraded_reason"])
-REJECTED = Counter("reco_rejected", "Requests refused because of their content", ["reason"])
+REJECTED = Counter("reco_rejected", "Refused requests, by reason", ["reason"])
 LOG_RECORDS = Counter(
     "reco_log_records",
     "Prediction-log records: taken, and by outcome (written, dropped, recovered)",

@@ -231,6 +231,8 @@ def settings_page() -> str:
         + sources()
         + "## Endpoint\n\n"
         + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))
+        + "\nOther forms of `RECO_STORE_URL`, for Redis Cluster, Sentinel and TLS:\n"
+        "[Use your own Redis and Kafka](../how-to/own-redis-and-kafka.md#redis).\n"
         + "\n## Broker of the events\n\n"
         + table(
             ("variable", "default", "values", "meaning"), settings_rows(KafkaSettings, dict(KAFKA_VARIABLES))
@@ -265,7 +267,8 @@ def metrics_page() -> str:
         "# Metrics\n\n"
         "`GET /metrics` of the endpoint shows them in Prometheus' text format or as OpenMetrics. With "
         "several processes a counter is the sum of all.\n"
-        "A gauge shows the worst living process. `RECO_METRICS_ADDRESS` moves the page to its own port.\n"
+        "So is a gauge that counts; another shows the worst living process. `RECO_METRICS_ADDRESS` moves the "
+        "page to its own port.\n"
         "No metric carries an item or a shopper. `reco watch` has a page of its own: `reco_drift_*`,\n"
         "`reco_kpi_*`, `reco_watch_*`, `reco_items_raised` and `reco_retraining_failed`.\n\n"
         + table(("metric", "type", "labels", "meaning"), sorted(rows))

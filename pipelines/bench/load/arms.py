@@ -1,6 +1,6 @@
 """A bundle and a Redis of users' rows -> the servers of the load report, each started by one command.
 
-Each arm decides one claim of the design. Arms that decided none are gone; `docs/figures/load.md` has them.
+Each arm decides one claim of the design.
 
 * `ours`: the endpoint as it ships.
 * `kserve-stock`: the models in KServe's own server. Decides whether an HTTP server of our own is worth it.
