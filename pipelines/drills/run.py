@@ -35,7 +35,6 @@ from pipelines.drills.report import (
     missed_figures,
 )
 from pipelines.drills.system import (
-    SERVER,
     DrillEffort,
     System,
     open_testbed,
@@ -44,6 +43,7 @@ from pipelines.drills.system import (
     stream_plans,
 )
 from pipelines.live.monitors import Monitors, Programs, pages_of, watched
+from pipelines.live.slots import SERVER
 from serving.client.client import DEADLINE_MS
 from serving.release.manifest import read_manifest
 
