@@ -54,6 +54,7 @@ OVERLOAD = 3.0  # times the capacity
 OVERLOAD_CONNECTIONS = 512  # so that the requests wait at the server, not at the client
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
 BASKETS = 200  # different ones of a length
+ENDURANCE_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -371,18 +372,16 @@ def basket_lengths(bench: LoadBench, ours: ArmRun) -> dict[str, Any]:
     return {"ms": rows, "growth": growth}
 
 
-def memory_growth(
-    send: Callable[..., Load], server: MeasuredServer, requests: int, steps: int = 60
-) -> dict[str, Any]:
+def memory_growth(send: Callable[..., Load], server: MeasuredServer, requests: int) -> dict[str, Any]:
     """Send requests without a pause, four at a time; return anonymous memory at each step, and its growth.
 
     Memory rises and falls with each segment of the prediction log, so a line through all steps is mostly
     chance. Growth is from the median of the second quarter to that of the last one.
     """
-    each = max(requests // steps, 1)
+    each = max(requests // ENDURANCE_STEPS, 1)
     points = [(0, server.memory_mb()["anonymous"])]
     failed = 0
-    for _ in range(steps):
+    for _ in range(ENDURANCE_STEPS):
         load = send(3_600.0, requests=each, connections=4, warm_up=0, patience_s=60.0)
         failed += int((~load.answered).sum())
         points.append((points[-1][0] + len(load.status), server.memory_mb()["anonymous"]))
