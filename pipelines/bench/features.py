@@ -87,7 +87,7 @@ class FeatureBench:
 
     @contextlib.contextmanager
     def sending(self, events: pd.DataFrame, seconds: float = 0.0) -> Iterator[None]:
-        """Send events beside the block, at their times within some seconds or at once; after it all are sent."""
+        """Send events beside the block, over some seconds or at once; when it ends, all are sent."""
         delivery = Delivery(self.kafka)
         speed = float(np.ptp(events["at"]) / pd.Timedelta(seconds=seconds)) if seconds else 0.0
         given = (events, self.kafka.events_topic, delivery, speed)
