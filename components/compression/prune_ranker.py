@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import PruneParams, RankerParams, ranker_class
+from components.hyper_parameters import PruneParams, ranker_class
 from components.models.ranker import Ranker
 from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Soft, fit
+from components.ranker.fitting import Soft, fit, tuning_of
 from components.ranker.lineage import Parent
 from components.ranker.ranker_artefact import Cost, RankerArtefact, begin_ranker, read_ranker
 from components.ranker.train_ranker import calibrate, load_ranker, shape_of
@@ -94,17 +94,7 @@ def _prune(
 ) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
     model, size = smaller(load_ranker(parent.artefact), parent.artefact, ratio)
-    fit(
-        model,
-        data,
-        RankerParams(
-            epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            seed=settings.seed,
-        ),
-        Soft(taught, settings.soft_weight, 1.0),
-    )
+    fit(model, data, tuning_of(settings), Soft(taught, settings.soft_weight, 1.0))
     model.eval()
     calibrate(model, parent.held_out)
     begin_ranker(place)

@@ -23,12 +23,12 @@ from components.compression.smooth_quant import smooth
 from components.compression.table_quantization import dequantize_table, quantize_table, quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples
 from components.home import write_json
-from components.hyper_parameters import SIZES, QuantizeParams, RankerParams
+from components.hyper_parameters import SIZES, QuantizeParams
 from components.parameters import read_params
 from components.ranker.certificate import ParityFailed, check
 from components.ranker.distill_ranker import TAUGHT, read_taught
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Soft, fit
+from components.ranker.fitting import Soft, fit, tuning_of
 from components.ranker.lineage import Parent
 from components.ranker.onnx_export import replace_nodes
 from components.ranker.ranker_artefact import GRAPH, Cost, RankerArtefact, begin_ranker, read_ranker
@@ -209,17 +209,8 @@ def tune(
             continue
         parametrize.register_parametrization(module, "weight", _Rounding(how))
         rounded.append(module)
-    fit(
-        model,
-        train,
-        RankerParams(
-            epochs=settings.tune_epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            seed=settings.seed,
-        ),
-        None if taught is None else Soft(taught, settings.soft_weight, 1.0),
-    )
+    soft = None if taught is None else Soft(taught, settings.soft_weight, 1.0)
+    fit(model, train, tuning_of(settings, epochs=settings.tune_epochs), soft)
     for module in rounded:
         parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
     model.eval()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, parser
 
 from components.data.examples import RankerExamples
 from components.models.ranker import FLAT, Shape
@@ -87,41 +87,27 @@ class GradientBoosting:
             self.booster, initial_types=[("rows", FloatTensorType([None, self.booster.num_feature()]))]
         )
         node = next(node for node in trees.graph.node if node.op_type == "TreeEnsembleRegressor")
-        node.input[:], node.output[:] = ["rows"], ["raw"]
-        slope, intercept = (np.array(value, np.float32) for value in self.calibration)
-        graph = helper.make_graph(
-            [
-                helper.make_node("Slice", ["categorical", "from", "to", "axis"], ["levels"]),
-                helper.make_node("Cast", ["levels"], ["numbers"], to=TensorProto.FLOAT),
-                helper.make_node("Concat", ["dense", "numbers"], ["rows"], axis=1),
-                node,
-                helper.make_node("Mul", ["raw", "slope"], ["scaled"]),
-                helper.make_node("Add", ["scaled", "intercept"], ["moved"]),
-                helper.make_node("Clip", ["moved", "least", "most"], ["clipped"]),
-                helper.make_node("Sigmoid", ["clipped"], ["column"]),
-                helper.make_node("Squeeze", ["column", "axis"], ["score"]),
-            ],
-            "gradient_boosting",
-            [
-                helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["rows", self.shape.dense]),
-                helper.make_tensor_value_info("categorical", TensorProto.INT64, ["rows", 4]),
-            ],
-            [helper.make_tensor_value_info("score", TensorProto.FLOAT, ["rows"])],
-            [
-                numpy_helper.from_array(np.array([1], np.int64), "from"),
-                numpy_helper.from_array(np.array([4], np.int64), "to"),
-                numpy_helper.from_array(np.array([1], np.int64), "axis"),
-                numpy_helper.from_array(np.array(-FLAT, np.float32), "least"),
-                numpy_helper.from_array(np.array(FLAT, np.float32), "most"),
-                numpy_helper.from_array(slope, "slope"),
-                numpy_helper.from_array(intercept, "intercept"),
-            ],
-        )
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", 1)],
-            ir_version=9,
-        )
+        slope, intercept = self.calibration
+        model = parser.parse_model(f"""
+            <ir_version: 9, opset_import: ["": {OPSET}, "ai.onnx.ml": 1]>
+            gradient_boosting (float[rows, {self.shape.dense}] dense, int64[rows, 4] categorical)
+                => (float[rows] score)
+            <int64[1] first = {{1}}, int64[1] end = {{4}}, int64[1] axis = {{1}},
+             float slope = {{{slope}}}, float intercept = {{{intercept}}},
+             float least = {{{-FLAT}}}, float most = {{{FLAT}}}>
+            {{
+                levels = Slice (categorical, first, end, axis)
+                numbers = Cast <to = {TensorProto.FLOAT}> (levels)
+                together = Concat <axis = 1> (dense, numbers)
+                scaled = Mul (raw, slope)
+                moved = Add (scaled, intercept)
+                clipped = Clip (moved, least, most)
+                column = Sigmoid (clipped)
+                score = Squeeze (column, axis)
+            }}
+        """)
+        node.input[:], node.output[:] = ["together"], ["raw"]
+        model.graph.node.insert(3, node)
         onnx.checker.check_model(model)
         onnx.save(model, file)
 

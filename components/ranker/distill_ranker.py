@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from components.data.examples import ContractViolation, RankerExamples, read_manifest, read_ranker_examples
-from components.hyper_parameters import RankerParams, StudentParams
+from components.hyper_parameters import StudentParams
 from components.models.dlrm import Dlrm
 from components.parameters import read_params
 from components.progress import with_progress
 from components.ranker.certificate import enforce
 from components.ranker.export_ranker import export_ranker
-from components.ranker.fitting import Soft, fit, sample_rows
+from components.ranker.fitting import Soft, fit, sample_rows, tuning_of
 from components.ranker.lineage import certify_child
 from components.ranker.ranker_artefact import (
     Cost,
@@ -102,18 +102,8 @@ def train_student(
     shape = read_shape(examples, statistics)
     model = Dlrm(shape, **size)  # type: ignore[arg-type]
     model.fit_scale(sample_rows(data))
-    curve = fit(
-        model,
-        data,
-        RankerParams(
-            epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            pointwise_weight=settings.pointwise_weight,
-            seed=settings.seed,
-        ),
-        Soft(taught, settings.soft_weight, settings.temperature),
-    )
+    soft = Soft(taught, settings.soft_weight, settings.temperature)
+    curve = fit(model, data, tuning_of(settings), soft)
     model.eval()
     calibrate(model, held_out)
     spent = cost.spent()

@@ -1,9 +1,10 @@
-"""Lists of candidates -> fitted weights: the loop of training, distilling and tuning torch rankers."""
+"""Examples -> fitted weights: the loop that trains the retriever, and trains, distils and tunes rankers."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,13 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from components.data.examples import RankerExamples
-from components.hyper_parameters import RankerParams
+from components.hyper_parameters import (
+    PruneParams,
+    QuantizeParams,
+    RankerParams,
+    RetrieverParams,
+    StudentParams,
+)
 from components.models.ranker import Inputs, Ranker
 from components.progress import with_progress
 
@@ -46,46 +53,74 @@ def fit(
         settings: how long and how fast; LEAST_STEPS may ask for more epochs.
         soft: a teacher's logits for every row.
     """
-    rng = np.random.default_rng(settings.seed)
     rank, workers = (
         (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     )
     call: nn.Module = _Logits(model)
     if workers > 1:
         call = DistributedDataParallel(call)
-    optimizer = _optimizer(model, settings)
-    lists = len(data.start) - 1
-    batches = max(1, math.ceil(lists / settings.batch_size))
-    epochs = max(settings.epochs, math.ceil(LEAST_STEPS / batches))
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.2
-    )
-    model.train()
     label = np.asarray(data.label)
-    progress = with_progress(range(batches * epochs), batches * epochs, "batches")
+
+    def loss_of(together: np.ndarray, _: np.random.Generator) -> Tensor:
+        chosen = together[rank::workers] if len(together) >= workers else together
+        inputs, rows, there = inputs_of(data, chosen)
+        logits = call(inputs)
+        loss = hard_loss(logits, torch.from_numpy(label[rows]) * there, there, settings.pointwise_weight)
+        if soft is None:
+            return loss
+        taught = torch.from_numpy(soft.logits[rows])
+        return (1 - soft.weight) * loss + soft.weight * soft_loss(logits, taught, there, soft.temperature)
+
+    model.train()
+    return descend(_optimizer(model, settings), settings, len(data.start) - 1, loss_of, LEAST_STEPS, 0.2)
+
+
+def descend(
+    optimizer: torch.optim.Optimizer,
+    settings: RankerParams | RetrieverParams,
+    count: int,
+    loss_of: Callable[[np.ndarray, np.random.Generator], Tensor],
+    least_steps: int,
+    rising: float,
+) -> list[dict[str, float]]:
+    """Step down the loss of shuffled batches, with one learning-rate cycle; return the mean of each epoch.
+
+    Args:
+        optimizer: of the weights.
+        settings: how long and how fast, and the seed of the shuffling.
+        count: how many examples there are.
+        loss_of: returns the loss of a batch from the numbers of its examples; it may draw more at random.
+        least_steps: epochs are added until there are so many steps.
+        rising: share of the steps with a rising learning rate.
+    """
+    rng = np.random.default_rng(settings.seed)
+    batches = max(1, math.ceil(count / settings.batch_size))
+    epochs = max(settings.epochs, math.ceil(least_steps / batches))
+    steps = batches * epochs
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=steps, pct_start=rising
+    )
+    progress = with_progress(range(steps), steps, "batches")
     curve: list[dict[str, float]] = []
-    for epoch in range(epochs):
+    for epoch in range(1, epochs + 1):
         losses = []
-        for together in np.array_split(rng.permutation(lists), batches):
+        for batch in np.array_split(rng.permutation(count), batches):
             next(progress)
-            chosen = together[rank::workers] if len(together) >= workers else together
-            inputs, rows, there = inputs_of(data, chosen)
-            logits = call(inputs)
-            bought = torch.from_numpy(label[rows]) * there
-            loss = hard_loss(logits, bought, there, settings.pointwise_weight)
-            if soft is not None:
-                taught = torch.from_numpy(soft.logits[rows])
-                loss = (1 - soft.weight) * loss + soft.weight * soft_loss(
-                    logits, taught, there, soft.temperature
-                )
+            loss = loss_of(batch, rng)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             cycle.step()
             losses.append(loss.item())
-        curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
-        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
+        curve.append({"epoch": epoch, "loss": float(np.mean(losses))})
+        log.info("epoch %d of %d: loss %.4f", epoch, epochs, curve[-1]["loss"])
     return curve
+
+
+def tuning_of(settings: StudentParams | PruneParams | QuantizeParams, **others: Any) -> RankerParams:
+    """Return the parameters of a fit that those of a later step name; the rest keep their defaults."""
+    named = RankerParams.__annotations__.keys() & vars(settings).keys()
+    return RankerParams(**{name: getattr(settings, name) for name in named}, **others)
 
 
 def _optimizer(model: Ranker, settings: RankerParams) -> torch.optim.Optimizer:

@@ -18,8 +18,7 @@ from components.measurement import measured_on
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
 from components.retriever.choose_index import choose_index, measure_index
-from components.retriever.train_retriever import load_retriever
-from feature_repo.schema import BASKET_LENGTH
+from components.retriever.train_retriever import load_retriever, query_inputs
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +73,5 @@ def query_vectors(model: TwoTower, examples: Path, params: IndexParams) -> np.nd
     some = np.random.default_rng(params.seed).choice(baskets, min(params.queries, baskets), replace=False)
     some.sort()
     with torch.no_grad():
-        vectors = model.query_vectors(
-            model.content(model.every),
-            torch.from_numpy(rows.history[some].astype(np.int64)),
-            torch.from_numpy(rows.history_weight[some].astype(np.float32)),
-            torch.from_numpy(rows.basket[some, :BASKET_LENGTH].astype(np.int64)),
-        ).numpy()
+        vectors = model.query_vectors(model.content(model.every), **query_inputs(rows, some)).numpy()
     return np.ascontiguousarray(vectors, np.float32)

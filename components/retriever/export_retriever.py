@@ -14,8 +14,7 @@ from components.models.two_tower import QueryTower
 from components.ranker.certificate import ParityFailed
 from components.ranker.onnx_export import export_torch
 from components.ranker.ranker_artefact import MANIFEST
-from components.retriever.train_retriever import load_retriever
-from feature_repo.schema import BASKET_LENGTH
+from components.retriever.train_retriever import load_retriever, query_inputs
 from serving.stages.onnx_runtime import ort
 
 log = logging.getLogger(__name__)
@@ -37,11 +36,7 @@ def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str,
     graphs.mkdir(parents=True, exist_ok=True)
     rows = read_retriever_examples(examples)
     some = np.resize(np.arange(len(rows.basket)), min(max(len(rows.basket), 2), 256))  # 1 is a constant
-    inputs = {
-        "history": torch.from_numpy(rows.history[some].astype(np.int64)),
-        "history_weight": torch.from_numpy(rows.history_weight[some].astype(np.float32)),
-        "basket": torch.from_numpy(rows.basket[some, :BASKET_LENGTH].astype(np.int64)),
-    }
+    inputs = query_inputs(rows, some)
     batch = torch.export.Dim("rows", min=1, max=1 << 20)
     tower, file = QueryTower(load_retriever(retriever)).eval(), graphs / "query_tower.onnx"
     export_torch(tower, inputs, {name: {0: batch} for name in inputs}, "vector", file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from dataclasses import asdict
@@ -19,12 +18,10 @@ from components.home import write_json
 from components.hyper_parameters import RetrieverParams
 from components.models.two_tower import TwoTower
 from components.parameters import read_params
-from components.progress import with_progress
+from components.ranker.fitting import descend
 from components.ranker.ranker_artefact import MANIFEST, read_weights, write_weights
 from feature_repo.schema import BASKET_LENGTH, LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
-
-log = logging.getLogger(__name__)
 
 LEAST_STEPS = 100  # a small shop's few baskets are passed more often than asked, until so many steps are done
 
@@ -45,34 +42,18 @@ def train_retriever(
     """
     settings = read_params(RetrieverParams, params)
     torch.manual_seed(settings.seed)
-    rng = np.random.default_rng(settings.seed)
     data = read_retriever_examples(examples)
     table = torch.from_numpy(np.array(read_statistics(statistics).categorical, np.int64))
     vocabulary = read_vocabulary(statistics)
     cardinality = [len(vocabulary[level]) for level in LEVELS]
     model = TwoTower(table, cardinality, settings.dim, settings.hidden)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    baskets = len(data.basket)
-    batches = max(1, math.ceil(baskets / settings.batch_size))
-    epochs = max(settings.epochs, math.ceil(LEAST_STEPS / batches))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=batches * epochs, pct_start=0.1
-    )
-    progress = with_progress(range(batches * epochs), batches * epochs, "batches")
-    began = time.perf_counter()
-    curve: list[dict[str, float]] = []
-    for epoch in range(epochs):
-        losses = []
-        for rows in np.array_split(rng.permutation(baskets), batches):
-            next(progress)
-            loss = _loss(model, data, np.sort(rows), len(table), settings, rng)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-        curve.append({"epoch": epoch + 1, "loss": float(np.mean(losses))})
-        log.info("epoch %d of %d: loss %.4f", epoch + 1, epochs, curve[-1]["loss"])
+    baskets, began = len(data.basket), time.perf_counter()
+
+    def loss_of(rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+        return _loss(model, data, np.sort(rows), len(table), settings, rng)
+
+    curve = descend(optimizer, settings, baskets, loss_of, LEAST_STEPS, 0.1)
     write_retriever(
         checkpoint, model, {"retriever": asdict(settings), "examples": read_manifest(examples)["params"]}
     )
@@ -133,6 +114,15 @@ def _hide(basket: np.ndarray, targets: int, rng: np.random.Generator) -> tuple[n
     seen = np.where(place >= hidden[:, None], shuffled, 0)
     first = np.argsort(seen == 0, axis=1, kind="stable")
     return np.take_along_axis(seen, first, axis=1)[:, :BASKET_LENGTH].astype(np.int64), asked.astype(np.int64)
+
+
+def query_inputs(examples: RetrieverExamples, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    """Return some baskets, whole, with their shoppers' histories: the inputs of the query tower by name."""
+    return {
+        "history": torch.from_numpy(examples.history[rows].astype(np.int64)),
+        "history_weight": torch.from_numpy(examples.history_weight[rows].astype(np.float32)),
+        "basket": torch.from_numpy(examples.basket[rows, :BASKET_LENGTH].astype(np.int64)),
+    }
 
 
 def write_retriever(checkpoint: Path, model: TwoTower, params: dict[str, Any]) -> None:

@@ -184,14 +184,11 @@ def _at_least(count: float, answers: float, share: float) -> float:
 
 def revealed(answers: float, base: float) -> float | None:
     """Return the smallest share that so many answers reveal with a probability of POWER; None: no share."""
-    from scipy.special import betainc
+    from scipy.special import betainc, betaincinv
 
     counts = np.arange(1, int(answers) + 1)
     refused = counts[betainc(counts, answers - counts + 1, min(base, 1.0)) < ALPHA]
     if not len(refused):
         return None
-    low, high = base, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _at_least(refused[0], answers, middle) >= POWER else (middle, high)
-    return round(high, 4)
+    least = float(betaincinv(refused[0], answers - refused[0] + 1, POWER))  # the inverse of `_at_least`
+    return round(max(least, base), 4)

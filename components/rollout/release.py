@@ -7,7 +7,6 @@ aborted goes on.
 
 from __future__ import annotations
 
-import copy
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from components.home import Conflict
+from components.parameters import overlay
 from components.release.registry import RegistryRefused
 from components.rollout.catalogue import Versions
 from components.rollout.cluster import Cluster, ClusterUnreachable, Document, Stale
@@ -210,7 +209,7 @@ class Rollout:
             for slot, found in slots.items():
                 if changes := slot_changes(found, record, slot):
                     yield f"InferenceService {service(slot)}", changes
-                    _merge(found, changes)
+                    slots[slot] = overlay(found, changes)
             if not record.active:
                 return
             record = advance(record, ideal, record.since + self._pace.hold_s, self._pace)
@@ -430,14 +429,6 @@ def _changes(route: Document, text: str, rules: list[Document]) -> Document:
     if rules != route["spec"]["rules"]:
         changes["spec"] = {"rules": rules}
     return changes
-
-
-def _merge(found: Any, changes: Any) -> None:
-    for name, value in changes.items():
-        if isinstance(value, dict) and isinstance(found.get(name), dict):
-            _merge(found[name], value)
-        else:
-            found[name] = copy.deepcopy(value)
 
 
 def _line(record: Release) -> str:

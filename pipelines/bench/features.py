@@ -86,10 +86,10 @@ class FeatureBench:
         return self.after.iloc[slice(*bounds[part])].reset_index(drop=True)
 
     @contextlib.contextmanager
-    def sending(self, events: pd.DataFrame, seconds: float) -> Iterator[None]:
-        """Send events over some seconds beside the block, at their times; after it all are sent."""
+    def sending(self, events: pd.DataFrame, seconds: float = 0.0) -> Iterator[None]:
+        """Send events beside the block, over some seconds or at once; when it ends, all are sent."""
         delivery = Delivery(self.kafka)
-        speed = float(np.ptp(events["at"]) / pd.Timedelta(seconds=seconds))
+        speed = float(np.ptp(events["at"]) / pd.Timedelta(seconds=seconds)) if seconds else 0.0
         given = (events, self.kafka.events_topic, delivery, speed)
         sender = threading.Thread(target=replay_events, args=given, daemon=True)
         sender.start()
@@ -283,10 +283,8 @@ def fold_rate(bench: FeatureBench) -> dict[str, Any]:
         NotReached: the stream ended before.
     """
     sent = bench.lines("fold")
-    delivery = Delivery(bench.kafka)
-    replay_events(sent, bench.kafka.events_topic, delivery, 0)
-    delivery.flush(WAIT_S)
-    delivery.close()
+    with bench.sending(sent):
+        pass
     with bench.streaming() as process:
         probed = psutil.Process(process.pid)
         points: list[tuple[float, int]] = []

@@ -37,7 +37,7 @@ SIGMAS = 3.0  # below the expected hits: the change is detected
 
 
 def detection_delays(
-    data: Dataset, reference: Window, ladder: Sequence[float] = LADDER, days: int = DAYS
+    data: Dataset, reference: Window, ladder: Sequence[float] = LADDER
 ) -> list[dict[str, Any]]:
     """Return for each share the days until a daily check of the last week alarms; None: in none of the days.
 
@@ -46,7 +46,7 @@ def detection_delays(
     assert reference.until is not None
     start, timezone = reference.until, str(data.manifest["timezone"])
     expected = EventFrames.of(purchases(data, reference), timezone)
-    events = purchases(data, Window(start - SLIDING, start + timedelta(days=days)))
+    events = purchases(data, Window(start - SLIDING, start + timedelta(days=DAYS)))
     common = expected.lines["category"].mode()[0]
     chance = np.random.default_rng(0).random(len(events))  # a higher rung changes the same lines and more
     rows = []
@@ -54,7 +54,7 @@ def detection_delays(
         is_hit = (events["at"] >= start).to_numpy() & (chance < share)
         changed = events.assign(category=events["category"].where(~is_hit, common))
         delay, psis = None, []
-        for day in range(1, days + 1):
+        for day in range(1, DAYS + 1):
             end = start + timedelta(days=day)
             found = EventFrames.of(changed[Window(end - SLIDING, end).holds(changed["at"])], timezone)
             tables = [table.only(["category"]) for table in event_tables(found, expected)]
@@ -67,20 +67,20 @@ def detection_delays(
     return rows
 
 
-def draw_delays(rows: Sequence[Mapping[str, Any]], file: Path, days: int = DAYS) -> None:
+def draw_delays(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw the days until the alarm against the size of the change; never is above the last day."""
     shares = [100 * row["share"] for row in rows]
     with picture(file, (6.0, 3.4)) as (_, axes):
         axis = axes[0, 0]
         for label, style, found in (("alarm", "o", True), ("no alarm", "^", False)):
             points = [
-                (s, r["days"] or days + 1)
+                (s, r["days"] or DAYS + 1)
                 for s, r in zip(shares, rows, strict=True)
                 if bool(r["days"]) == found
             ]
             color = "#33576b" if found else "grey"
             axis.plot(*zip(*points, strict=True), style, label=label, color=color) if points else None
-        axis.set(xlabel="changed lines, %", ylabel="days until the alarm", ylim=(0, days + 2))
+        axis.set(xlabel="changed lines, %", ylabel="days until the alarm", ylim=(0, DAYS + 2))
         axis.legend(frameon=False)
 
 
@@ -121,14 +121,14 @@ def share_power(data: Dataset, reference: Window, weeks: int = WEEKS) -> list[di
     return rows
 
 
-def prediction_drift(scores: np.ndarray, ladder: Sequence[float] = LADDER) -> list[dict[str, float]]:
+def prediction_drift(scores: np.ndarray) -> list[dict[str, float]]:
     """Return PSI and KL divergence of later probabilities against earlier ones, lowered by each share.
 
     Both are of the same bins: the deciles of the earlier probabilities.
     """
     earlier, later = np.array_split(scores.astype(np.float64), 2)
     rows = []
-    for share in ladder:
+    for share in LADDER:
         bins = encode(pd.Series(later * (1 - share)), pd.Series(earlier)).histogram("score")
         rows.append({"share": share, "psi": bins.psi(), "kl": bins.kl()})
     return rows

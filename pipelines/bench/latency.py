@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from components.measurement import machine_state
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, bodies_of, load_generator
 from pipelines.bench.load.measured_server import private, started
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from serving.answer.recommender import open_recommender
@@ -56,9 +54,7 @@ def bench_latency(
         ValueError: no requests were given.
         RuntimeError: the endpoint did not start; the message holds its output.
     """
-    if not requests:
-        raise ValueError("no requests to ask: give at least one request line")
-    before = machine_state()
+    before, bodies = machine_state(), bodies_of(requests)
     with tempfile.TemporaryDirectory() as scratch:
         # A few shoppers send all requests.
         given = private(settings or Settings(), log=True, log_dir=Path(scratch), user_limit_per_s=0.0)
@@ -68,7 +64,6 @@ def bench_latency(
             load_generator() as generator,
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
-            bodies = [orjson.dumps({"instances": [request]}) for request in requests]
             cpu_before = server.cpu_ms()
             samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
             cpu_ms = (server.cpu_ms() - cpu_before) / (len(samples) + WARM_UP)
@@ -147,14 +142,7 @@ def _ask_over_http(
 ) -> list[Sample]:
     url = f"{http}/v1/models/checkout:predict"
     load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
-    rows = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-    return [(ms, first_answer(answer) if ok else {}) for ms, ok, answer in rows]
-
-
-def first_answer(answer: bytes) -> dict[str, Any]:
-    """Return the first response in the body of a V1 answer."""
-    first: dict[str, Any] = orjson.loads(answer)["predictions"][0]
-    return first
+    return load.responses()
 
 
 def _summary(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +26,7 @@ def try_toy_shop(context: Context) -> None:
     from pipelines.inspect.items import named
     from pipelines.trial import EXPECTED, QUESTION, open_trial
 
-    recommender = open_trial(context.home, lambda text: click.echo(text, err=True))
+    recommender = open_trial(context.home, context.say)
     [answer] = answer_lines(recommender, [json.dumps(QUESTION).encode()])
     bundle = recommender.bundle
     items, cut = len(bundle.statistics.item_ids), bundle.manifest["cut"][:10]
@@ -60,7 +61,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
             failed += "error" in answer
             click.echo(json.dumps(answer))
         if failed:
-            click.echo(f"reco: {failed} lines are invalid requests; their answers say why", err=True)
+            context.say(f"reco: {failed} lines are invalid requests; their answers say why")
             click.get_current_context().exit(1)
         return
     recommender = open_champion(context.settings(), line)
@@ -69,7 +70,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
         raise click.UsageError(answer["error"])
     context.answer(answer, _shown(answer))
     if "at" not in line and (note := old_data(recommender, line)):
-        click.echo(note, err=True)
+        context.say(note)
 
 
 def _shown(answer: dict[str, Any]) -> str:
@@ -98,8 +99,6 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
     It was not found, or filtered, outscored, or made room for others. The request is answered again with the
     features and facts of now.
     """
-    import time
-
     from pipelines.inspect.why import explain, logged_answer, request_of, served
     from pipelines.tables import table
     from serving.schemas import parse_request
@@ -150,9 +149,7 @@ def find_items(context: Context, words: tuple[str, ...], limit: int) -> None:
     text = table(list(found[0]), [list(row.values()) for row in found]) if found else "no such item"
     if not has_names(bundle):
         text += "\nthis data set names no items: add type, category or department to its table of items"
-    context.answer(found, text)
-    if not found:
-        click.get_current_context().exit(1)
+    context.answer(found, text, 0 if found else 1)
 
 
 @click.command("best-sellers")
@@ -166,8 +163,6 @@ def best_sellers(context: Context, file: Path) -> None:
     It holds the champion's best sellers, best first. A client offers them when the endpoint gives no
     answer. Items that facts or rules exclude now, in every store, are left out.
     """
-    import time
-
     from serving.release.best_sellers import write_best_sellers
 
     recommender = open_champion(context.settings())

@@ -342,9 +342,8 @@ def drill(
     else:
         result = run_drills(chosen, *parts, SHORT if short else None, programs=programs)
         report = ALERTS if with_alerts else REPORT
-    context.answer(result, (out / f"{report}.md").read_text(encoding="utf-8"))
-    if not result["passed"]:
-        click.get_current_context().exit(1)
+    page = (out / f"{report}.md").read_text(encoding="utf-8")
+    context.answer(result, page, 0 if result["passed"] else 1)
 
 
 def _cases(names: tuple[str, ...]) -> list[Case]:

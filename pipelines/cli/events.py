@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
+import time
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,8 +32,6 @@ def stream(context: Context) -> None:
     From the broker into the online store and the archive. Start at most as many as there are partitions: they
     share the work. A killed one loses nothing.
     """
-    import logging
-
     from pipelines.live.streaming import run_stream
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
@@ -39,7 +39,7 @@ def stream(context: Context) -> None:
 
     def on_ready() -> None:
         line = {"event": "ready", "pid": os.getpid(), "broker": kafka.bootstrap, "topic": kafka.events_topic}
-        click.echo(json.dumps(line), err=True)
+        context.say(json.dumps(line))
 
     counts = run_stream(context.settings(), kafka, on_ready)
     text = f"{counts.events} events, {counts.facts} facts, {counts.dead_letters} dead letters"
@@ -59,8 +59,6 @@ def feedback(context: Context, once: bool, keep_days: int | None) -> None:
 
     From the log of answers, until stopped. The next training learns which of the shown items were bought.
     """
-    import logging
-
     from pipelines.live.feedback import send_impressions
     from pipelines.run.stopping import on_stop
 
@@ -86,9 +84,8 @@ def replay_log(context: Context, last: int) -> None:
 
     champion = read_champion(context.home)
     comparison = replay_home(context.home, champion.bundle(context.home), last)
-    context.answer(comparison.to_dict(), describe(comparison))
-    if not comparison.compared or comparison.equal < comparison.compared:
-        click.get_current_context().exit(1)
+    is_equal = 0 < comparison.compared == comparison.equal
+    context.answer(comparison.to_dict(), describe(comparison), 0 if is_equal else 1)
 
 
 @click.command("replay-events")
@@ -131,9 +128,6 @@ def replay_data(
     **disturbance: Any,
 ) -> None:
     """Send a data set's events to the broker, at their times."""
-    import logging
-    import time
-
     from feature_repo.events import read_dataset
     from feature_repo.stream.delivery import Delivery
     from feature_repo.stream.kafka import create_topics
@@ -148,13 +142,11 @@ def replay_data(
     create_topics(settings)
     events = choose(read_dataset(dataset_of(context.home, data)).events, since, until, limit)
     delivery = Delivery(settings)
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
     try:
         started_at = time.monotonic()
-        counts = replay_events(events, settings.events_topic, delivery, speed, disturbed, shopper, say)
+        counts = replay_events(
+            events, settings.events_topic, delivery, speed, disturbed, shopper, context.say
+        )
         confirmed = delivery.flush(CONFIRM_S)
         seconds = time.monotonic() - started_at
     finally:
@@ -174,7 +166,7 @@ def replay_data(
     context.answer(document, text)
     failures = _failures(counts, confirmed, settings.bootstrap, shopper)
     for failure in failures:
-        click.echo(f"reco: {failure}", err=True)
+        context.say(f"reco: {failure}")
     if failures:
         click.get_current_context().exit(3)
 
@@ -220,8 +212,7 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
         lines = [f"line {number}: {reason}" for number, reason in refused[:SHOWN_LINES]]
         lines += [f"… and {len(refused) - SHOWN_LINES} more"] if len(refused) > SHOWN_LINES else []
         lines.append(f"nothing was written; invalid lines: {len(refused)}")
-        context.answer(document, "\n".join(lines))
-        click.get_current_context().exit(1)
+        context.answer(document, "\n".join(lines), 1)
     if dry_run:
         context.answer(document, f"{len(parsed)} facts keep the contract; nothing was written")
         return
@@ -246,12 +237,11 @@ def forget(context: Context, user: str, dry_run: bool) -> None:
 
     if user == "-":
         user = sys.stdin.read().rstrip("\r\n")
-    report = forget_user(context.settings(), user, dry_run, lambda text: click.echo(text, err=True))
+    report = forget_user(context.settings(), user, dry_run, context.say)
     rows = [(p.place, p.what, f"{p.removed:,}", p.state, p.note) for p in report.places]
     head = "nothing was changed; this would go" if dry_run else f"forgotten up to {report.until}"
-    context.answer(report.to_dict(), f"{head}\n{table(('where', 'what', 'removed', 'state', ''), rows)}")
-    if report.exit_code:
-        click.get_current_context().exit(report.exit_code)
+    text = f"{head}\n{table(('where', 'what', 'removed', 'state', ''), rows)}"
+    context.answer(report.to_dict(), text, report.exit_code)
 
 
 COMMANDS = (stream, feedback, replay_log, replay_data, facts, forget)

@@ -48,9 +48,15 @@ class Context:
         running = read_running(self.home)
         return KafkaSettings.from_env(None, **({"bootstrap": running.bootstrap} if running else {}))
 
-    def answer(self, document: Any, text: str) -> None:
-        """Write the answer to stdout: as JSON or as text."""
+    def answer(self, document: Any, text: str, exit_code: int = 0) -> None:
+        """Write the answer to stdout, as JSON or as text; an exit code other than 0 ends the command."""
         click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
+        if exit_code:
+            click.get_current_context().exit(exit_code)
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr."""
+        click.echo(text, err=True)
 
 
 def read_token(file: Path | None) -> str:

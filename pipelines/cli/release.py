@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,6 @@ def _list_models(context: Context, versions: list[Version]) -> None:
 
 
 def _show_model(context: Context, registry: Registry, version: str) -> None:
-    import tempfile
-
     from components.release.model_card import CHAIN, chain_rows
     from components.release.registry import RegistryUnreachable
     from pipelines.tables import size, table
@@ -83,7 +82,7 @@ def _show_model(context: Context, registry: Registry, version: str) -> None:
             certificates = json.loads(file.read_bytes())
         except RegistryUnreachable as error:  # an older bundle has none, or its files were removed
             certificates = []
-            click.echo(f"no certificates: {error}", err=True)
+            context.say(f"no certificates: {error}")
     rows: list[list[Any]] = [
         ["bundle", shown.bundle_id],
         ["trained until", shown.cut],
@@ -151,9 +150,8 @@ def promote(
         verb = "is champion now"
     else:
         verb = "was compared, nothing was changed" if rows else "was champion already"
-    context.answer(result, f"{text}version {result['version']} {verb}")
-    if dry_run and not all(check["passed"] for check in checks):
-        click.get_current_context().exit(1)
+    refused = dry_run and not all(check["passed"] for check in checks)
+    context.answer(result, f"{text}version {result['version']} {verb}", int(refused))
 
 
 @click.command()
@@ -229,8 +227,6 @@ def sign(context: Context, bundle: str, key: Path, image: str, tracking_uri: str
     Two files come into its folder. bundle.sig has the form of OpenSSF model-signing, whose command verifies
     it, too. provenance.sig names the sources of the bundle.
     """
-    import tempfile
-
     from components.release.signing import sign as sign_bundle
     from serving.release.bundle import SIGNATURE_FILES, verify_files
     from serving.release.manifest import read_manifest
@@ -328,8 +324,6 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     This is for each night; nothing is trained. Items that were bought five times by now join. The result is
     registered as the challenger.
     """
-    import tempfile
-
     import pandas as pd
 
     from components.data.ingest_events import NO_CUT, ingest_events

@@ -99,7 +99,7 @@ def release(
     elif guard:
         show_release(context, rollout.guard(), rollout.status()[1])
     elif watch:
-        _follow(rollout, catalogue)
+        _follow(context, rollout, catalogue)
     else:
         _go(context, rollout, catalogue, version, resume)
 
@@ -167,11 +167,8 @@ def open_rollout(
     address = (gateway or "").rstrip("/")
     observer = Observer(there, httpx.Client(trust_env=False), address, token, pace, time.time)
     holder = deployer or f"{socket.gethostname()}:{os.getpid()}"
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    return Rollout(there, observer, catalogue, pace, holder, time.time, time.sleep, say), catalogue
+    rollout = Rollout(there, observer, catalogue, pace, holder, time.time, time.sleep, context.say)
+    return rollout, catalogue
 
 
 def roll_back_traffic(
@@ -222,7 +219,7 @@ def _percent(share: float | None) -> str:
     return "nothing" if share is None else f"{share:.2%} or more"
 
 
-def _follow(rollout: Rollout, catalogue: ModelCatalogue) -> None:
+def _follow(context: Context, rollout: Rollout, catalogue: ModelCatalogue) -> None:
     """Release each version that gets the alias challenger; an aborted one loses it."""
     from components.release.registry import CHALLENGER
     from components.rollout.release import Aborted
@@ -232,12 +229,12 @@ def _follow(rollout: Rollout, catalogue: ModelCatalogue) -> None:
         try:
             number = catalogue.challenger()
             if number:
-                click.echo(f"version {number} is {CHALLENGER}", err=True)
+                context.say(f"version {number} is {CHALLENGER}")
                 rollout.start(number, catalogue.place)
         except Aborted as error:
-            click.echo(str(error), err=True)
+            context.say(str(error))
         except RecoError as error:  # the registry or the cluster is away, or another release runs
-            click.echo(f"{error}; looking again in {WATCH_S:g} s", err=True)
+            context.say(f"{error}; looking again in {WATCH_S:g} s")
         time.sleep(WATCH_S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,7 @@ def check_rules(context: Context, file: Path | None) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in checked.times().items())
         said = f"{len(checked.rules)} rules ({counts})"
         said += "" if checked.bundle_id else "; no champion here, items and names were not looked up"
-    context.answer(checked.to_dict(), f"{listed}{path}: {said}")
-    if checked.refused:
-        click.get_current_context().exit(1)
+    context.answer(checked.to_dict(), f"{listed}{path}: {said}", int(checked.refused))
 
 
 @rules.command("preview")
@@ -75,8 +74,6 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
 
     With the reason for each item's place.
     """
-    import time
-
     from pipelines.inspect.preview_rules import RulesRefused, preview
     from pipelines.inspect.preview_rules import check_rules as check
     from pipelines.tables import table

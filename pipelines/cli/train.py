@@ -52,9 +52,7 @@ def check(context: Context, data: str, train_until: str) -> None:
     from pipelines.inspect.check_data import inspect_data, report
 
     found = inspect_data(data, train_until)
-    context.answer(found, report(found))
-    if not found["ok"]:
-        click.get_current_context().exit(1)
+    context.answer(found, report(found), 0 if found["ok"] else 1)
 
 
 @click.command()
@@ -254,12 +252,11 @@ def submit(
     submitted = submit_pipeline(equipped(training, image, mount, secret), cluster, arguments)
     document = asdict(submitted)
     if wait:
-        click.echo(f"{submitted.url}: waiting for its end", err=True)
+        context.say(f"{submitted.url}: waiting for its end")
         token_of_now = functools.partial(_token_of_now, token_file, token)
         document["state"] = wait_for_run(host, submitted.run_id, token_of_now)
-    context.answer(document, f"{document['url']}  {document['state'].lower()}")
-    if wait and document["state"] != "SUCCEEDED":
-        click.get_current_context().exit(1)
+    failed = wait and document["state"] != "SUCCEEDED"
+    context.answer(document, f"{document['url']}  {document['state'].lower()}", int(failed))
 
 
 @click.command()

@@ -71,9 +71,8 @@ def drift(
     if retrain:
         document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr, COOL_DOWN)
         text += f"\nretraining: {outcome['said']}"
-    context.answer(document, text)
-    if verdict.failed or verdict.status == "insufficient_data":
-        click.get_current_context().exit(1 if verdict.failed else USAGE)
+    code = 1 if verdict.failed else USAGE if verdict.status == "insufficient_data" else 0
+    context.answer(document, text, code)
 
 
 def _verdict(
@@ -136,9 +135,8 @@ def kpi(context: Context, data: str, hours: float) -> None:
 
     dataset = dataset_of(context.home, data) if data else None
     earnings = read_earnings(context.settings(), dataset, hours)
-    context.answer(earnings.to_dict(), _kpi_text(earnings))
-    if any(drop.dropped for drop in earnings.drops):
-        click.get_current_context().exit(1)
+    dropped = any(drop.dropped for drop in earnings.drops)
+    context.answer(earnings.to_dict(), _kpi_text(earnings), int(dropped))
 
 
 def _kpi_text(earnings: Earnings) -> str:
@@ -233,9 +231,6 @@ def watch(
     def result() -> bool | None:
         return launch.cluster_result(context.home, cluster())
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
     stop = threading.Event()
     with on_stop(stop.set):
         looks = watch_home(
@@ -244,7 +239,7 @@ def watch(
             (host, claim_port(port, "--port")),
             start if retrain else None,
             stop,
-            say,
+            context.say,
             result if pipelines else None,
         )
     context.answer({"looks": looks}, f"{looks} looks")
@@ -266,9 +261,8 @@ def doctor(context: Context) -> None:
         lines.append(f"{marks[f.status]}  {f.name:<13} {f.found}")
         page = f"runbook: docs/runbooks/{f.runbook}.md" if f.runbook else ""
         lines += [f"{'':<20}-> {text}" for text in (f.mend, page) if text]
-    context.answer([asdict(finding) for finding in findings], "\n".join(lines))
-    if any(finding.status == "fail" for finding in findings):
-        click.get_current_context().exit(1)
+    is_broken = any(finding.status == "fail" for finding in findings)
+    context.answer([asdict(finding) for finding in findings], "\n".join(lines), int(is_broken))
 
 
 COMMANDS = (drift, kpi, watch, doctor)

@@ -1,15 +1,14 @@
 """A champion and worse copies of it -> each way in which a release can go, with shoppers in the loop.
 
 Every case starts a small cluster of this machine: API, gateway, and an endpoint process for each slot. Load
-goes through the gateway all the time. Versions and alias are a file here: the gate before the traffic, and a
-registry that is away, are those of tests.
+goes through the gateway all the time. Versions and alias are in memory here: the gate before the traffic, and
+a registry that is away, are those of tests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import threading
@@ -22,7 +21,6 @@ from typing import Any
 
 import httpx
 
-from components.home import write_json
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Cluster, connect
 from components.rollout.observe import Observer
@@ -43,17 +41,12 @@ GATE = Pace(look_s=2.0, hold_s=6.0, ready_s=60.0, missing_s=10.0)
 
 
 class DrillVersions:
-    """The versions that were champion, in a file."""
+    """Two versions, of which the first is champion; their bundles lie in a folder."""
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
         """Take the folder, and the bundle id of each version."""
         self._home, self._bundles = home, bundles
-        if not (home / "champions.json").is_file():
-            write_json(home / "champions.json", ["1"])
-
-    def champions(self) -> list[str]:
-        """Return the versions that were champion, the last one now."""
-        return list(json.loads((self._home / "champions.json").read_bytes()))
+        self.champions = ["1"]  # the versions that were champion, the last one now
 
     def find(self, version: str) -> tuple[str, str]:
         """Return a version and its bundle."""
@@ -61,7 +54,7 @@ class DrillVersions:
 
     def previous(self) -> tuple[str, str]:
         """Return the version before the champion."""
-        return self.find(self.champions()[-2])
+        return self.find(self.champions[-2])
 
     def place(self, bundle_id: str) -> str:
         """Return where pods load a bundle from."""
@@ -80,20 +73,17 @@ class DrillVersions:
 
     def seal(self, record: Release) -> None:
         """Move the alias."""
-        self._move(record, record.kind == ROLLBACK)
+        if self.champions[-1] == record.version:
+            return
+        if record.kind == ROLLBACK:
+            self.champions.pop()
+        else:
+            self.champions.append(record.version)
 
     def undo(self, record: Release) -> None:
         """Move the alias back."""
-        if record.kind != ROLLBACK and self.champions()[-1] == record.version:
-            self._move(replace(record, version=self.champions()[-2]), True)
-
-    def _move(self, record: Release, is_back: bool) -> None:
-        champions = self.champions()
-        if champions[-1] != record.version:
-            write_json(
-                self._home / "champions.json",
-                champions[:-1] if is_back else [*champions, record.version],
-            )
+        if record.kind != ROLLBACK and self.champions[-1] == record.version:
+            self.champions.pop()
 
 
 @dataclass(frozen=True)

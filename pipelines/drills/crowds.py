@@ -17,13 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from pipelines.bench.load.arms import PREDICT
-from pipelines.bench.load.generator import LoadPlan, sending
+from pipelines.bench.load.generator import LoadPlan, bodies_of, response_of, sending
 from pipelines.bench.report import percentiles
 from pipelines.drills.faults import Break, Notes, between
-from pipelines.drills.system import WARM_UP, System, bodies_of, client_plan
+from pipelines.drills.system import WARM_UP, System, client_plan
 from serving.schemas import MAX_BASKET
 
 CUT_S = 6.0  # how long the slow callers wait to be cut off
@@ -58,7 +57,7 @@ def _cold(system: System, count: int) -> list[bytes]:
         # The number of unknown items in a basket is part of the question.
         one["basket"] = [*one["basket"], *(f"unheard-of-{line}" for line in range(number + 1))][-MAX_BASKET:]
         cold.append(one)
-    return bodies_of(cold, wrapped=True)
+    return bodies_of(cold)
 
 
 def _herd(system: System, bodies: Sequence[bytes]) -> dict[str, Any]:
@@ -83,8 +82,8 @@ def was_computed(answer: bytes) -> bool:
 
     A list without the shopper's row is another list.
     """
-    [found] = orjson.loads(answer or b"{}").get("predictions", [{"stage_ms": (), "degraded": False}])
-    return "ranking" in found["stage_ms"] and not found["degraded"]
+    found = response_of(answer or b"{}")
+    return "ranking" in found.get("stage_ms", ()) and not found["degraded"]
 
 
 def note_capacity(system: System, notes: Notes) -> None:
@@ -129,7 +128,7 @@ def at_share_of_capacity(share: float, break_it: Break) -> Break:
 
 def _flood(system: System) -> LoadPlan:
     patience_s = PATIENCE_S + system.testbed.deadline_ms / 1e3
-    plan = _plan(system, bodies_of(system.testbed.raw, wrapped=True))
+    plan = _plan(system, bodies_of(system.testbed.raw))
     return replace(plan, connections=CONNECTIONS, patience_s=patience_s)
 
 
@@ -143,7 +142,7 @@ def one_asks_for_all(system: System, notes: Notes) -> Iterator[None]:
     """Send requests of one shopper at the rate of all others together."""
     greedy = {**system.testbed.raw[0], "user_id": "greedy"}
     rate = system.effort.client_rate + system.effort.raw_rate
-    plan = replace(_plan(system, bodies_of([greedy], wrapped=True)), rate=rate)
+    plan = replace(_plan(system, bodies_of([greedy])), rate=rate)
     with sending((system.flood, plan)) as loads:
         yield
     [load] = loads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.bench.load.goals import Goal, Read, part_of
@@ -116,26 +116,21 @@ def count(name: str) -> Read:
 
 def over_healthy(fault: str) -> Read:
     """Return a reader of the number of milliseconds a fault raised the client's p99."""
-
-    def read(outcome: Outcome) -> float | None:
-        before, during = _before_and_during(outcome, fault, "p99_ms")
-        return None if before is None or during is None else max(during - before, 0.0)
-
-    return read
+    return _against_before(fault, "p99_ms", lambda before, during: max(during - before, 0.0))
 
 
 def times_before(fault: str) -> Read:
     """Return a reader of the client's p95 during a fault, in multiples of that before it."""
+    return _against_before(fault, "p95_ms", lambda before, during: during / before)
 
+
+def _against_before(fault: str, name: str, compare: Callable[[float, float], float]) -> Read:
     def read(outcome: Outcome) -> float | None:
-        before, during = _before_and_during(outcome, fault, "p95_ms")
-        return None if before is None or during is None else during / before
+        before = outcome["before"][CLIENT].get(name)
+        during = fault_of(outcome, fault)["during"][CLIENT].get(name)
+        return None if before is None or during is None else compare(before, during)
 
     return read
-
-
-def _before_and_during(outcome: Outcome, fault: str, name: str) -> tuple[float | None, float | None]:
-    return outcome["before"][CLIENT].get(name), fault_of(outcome, fault)["during"][CLIENT].get(name)
 
 
 def waited_for_store(outcome: Outcome) -> float | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from pipelines.bench.load.generator import Load
 from pipelines.bench.report import percentiles
@@ -101,22 +100,11 @@ class Fault:
 
 def answers_of(load: Load, questions: int) -> list[Answer]:
     """Return the answers of a generator, whose bodies were sent in turn from the first."""
-    rows = zip(
-        *(load.due_s.tolist(), load.client_ms.tolist(), load.late_ms.tolist()),
-        *(load.answered.tolist(), load.answers),
-        strict=True,
-    )
+    times = zip(load.due_s.tolist(), load.late_ms.tolist(), load.answered.tolist(), strict=True)
     return [
-        Answer(n % questions, load.began_s + due_s, ms, ms - late_ms, ok, _document(answer) if ok else {})
-        for n, (due_s, ms, late_ms, ok, answer) in enumerate(rows)
+        Answer(n % questions, load.began_s + due_s, ms, ms - late_ms, ok, document)
+        for n, ((due_s, late_ms, ok), (ms, document)) in enumerate(zip(times, load.responses(), strict=True))
     ]
-
-
-def _document(answer: bytes) -> Mapping[str, Any]:
-    """Return the response in an answer of the client, or the first one in that of V1."""
-    document = orjson.loads(answer)
-    found: Mapping[str, Any] = document["predictions"][0] if "predictions" in document else document
-    return found
 
 
 def outcome_of(

@@ -22,7 +22,7 @@ import redis
 
 from components.measurement import machine_state
 from pipelines.bench.load.generator import LoadGenerator, LoadPlan
-from pipelines.bench.load.waiting import NotReached
+from pipelines.bench.load.waiting import NotReached, wait_for
 from pipelines.bench.report import write_report
 from pipelines.drills.catalogue import Drill
 from pipelines.drills.faults import Notes
@@ -35,7 +35,6 @@ from pipelines.drills.report import (
     missed_figures,
 )
 from pipelines.drills.system import (
-    SERVER,
     DrillEffort,
     System,
     open_testbed,
@@ -44,6 +43,7 @@ from pipelines.drills.system import (
     stream_plans,
 )
 from pipelines.live.monitors import Monitors, Programs, pages_of, watched
+from pipelines.live.slots import SERVER
 from serving.client.client import DEADLINE_MS
 from serving.release.manifest import read_manifest
 
@@ -169,7 +169,8 @@ def run_drill(drill: Drill, system: System, monitors: Monitors | None) -> tuple[
             faults.append(Fault(name, began, mending, time.monotonic()))
             time.sleep(effort.after_s)
             if monitors:
-                _await_quiet(monitors, effort.over_s)
+                with contextlib.suppress(NotReached):  # then a page is not resolved in time, and judged so
+                    wait_for(lambda: not monitors.open_pages(), "no page is open", effort.over_s, 0.5)
         notes |= {name: count(system) - counted[name] for name, count in drill.counts.items()}
         ended = time.monotonic()
     first = streams[CLIENT][0].due
@@ -187,13 +188,6 @@ def run_drill(drill: Drill, system: System, monitors: Monitors | None) -> tuple[
     outcome["passed"] = all(goal["reached"] for goal in outcome["goals"])
     log.info("  %s", "passed" if outcome["passed"] else f"MISSED: {missed_figures(outcome)}")
     return outcome, streams[CLIENT]
-
-
-def _await_quiet(monitors: Monitors, over_s: float) -> None:
-    """Wait until every page is resolved, or was to be."""
-    until = time.monotonic() + over_s
-    while monitors.open_pages() and time.monotonic() < until:
-        time.sleep(0.5)
 
 
 def _await_healthy(generator: LoadGenerator, plan: LoadPlan) -> None:

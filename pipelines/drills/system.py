@@ -7,10 +7,8 @@ the home's users, and the questions. A `System` runs on it, made as a `Setup` sa
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -24,7 +22,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 
 from feature_repo.snapshots import HEARTBEAT
 from pipelines.bench.load.arms import PREDICT, fill_store
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, load_generator, sending
+from pipelines.bench.load.generator import LoadGenerator, LoadPlan, bodies_of, load_generator, sending
 from pipelines.bench.load.local_store import Store
 from pipelines.bench.load.measured_server import MeasuredServer, private, started
 from pipelines.bench.load.waiting import NotReached, repeating
@@ -32,6 +30,7 @@ from pipelines.drills.clock import Clock
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT, RAW, Answer, answers_of
 from pipelines.live.ports import free_port
+from pipelines.live.slots import SERVER
 from serving.release.best_sellers import write_best_sellers
 from serving.release.bundle import load_bundle, seal_bundle
 from serving.release.champion import Champion, write_champion
@@ -39,7 +38,6 @@ from serving.release.manifest import read_manifest
 from serving.settings import Settings
 from serving.stores.online_features import HISTORY_FIELD, WRITTEN_FIELD
 
-SERVER = (sys.executable, "-P", "-m", "serving.server")
 BEAT_S = 0.25
 STALE_AFTER_S = 3.0  # in a system with a heartbeat; the default of a minute makes a long drill
 LONGEST_S = 1_800.0  # of the streams: they are stopped earlier
@@ -275,7 +273,7 @@ def stream_plans(
 ) -> dict[str, LoadPlan]:
     """Return the plans of the two constant streams, through the client and straight."""
     client = client_plan(testbed, client_at, client_rate)
-    bodies = bodies_of(testbed.raw, wrapped=True)
+    bodies = bodies_of(testbed.raw)
     raw = LoadPlan(f"{raw_at}{PREDICT}", bodies, LONGEST_S, raw_rate, warm_up=WARM_UP, keep=True, seed=1)
     return {CLIENT: replace(client, connections=connections), RAW: replace(raw, connections=connections)}
 
@@ -328,8 +326,3 @@ def bytes_proto(value: bytes) -> bytes:
 def time_proto(seconds: float) -> bytes:
     """Return a protobuf Timestamp, serialised."""
     return bytes(Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9)).SerializeToString())
-
-
-def bodies_of(requests: Sequence[Mapping[str, Any]], wrapped: bool) -> list[bytes]:
-    """Return request lines as bodies: of V1 if they are wrapped, else as the client takes them."""
-    return [json.dumps({"instances": [one]} if wrapped else one).encode() for one in requests]

@@ -21,7 +21,7 @@ from components.rollout.cluster import Document
 from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
 from pipelines.live.cluster_api import Objects
 from pipelines.live.ports import answers, free_port
-from pipelines.live.supervisor import tail, until_parent_ends
+from pipelines.live.supervisor import await_end, tail, until_parent_ends
 from serving.settings import Settings
 
 LOOK_S = 0.2
@@ -89,6 +89,7 @@ class Slots:
             launch: returns the program that serves a bundle; its options follow.
         """
         self._objects, self._settings, self._logs, self._launch = objects, settings, logs, launch
+        self._patience_s = settings.drain_s + settings.grace_s + 2.0
         self._pods: dict[str, list[_Pod]] = {slot: [] for slot in SLOTS}
         self._failed: dict[str, Document] = {}  # slot -> the InferenceService whose first start failed
         self._ending: list[subprocess.Popen[bytes]] = []
@@ -116,7 +117,7 @@ class Slots:
             self._ending.append(pod.process)
             pod.process.terminate()
         for process in self._ending:
-            _end(process, self._settings)
+            await_end(process, self._patience_s)
 
     def _reconcile(self, slot: str) -> None:
         found = self._objects.get(("inferenceservices", NAMESPACE, service(slot)))
@@ -165,7 +166,7 @@ class Slots:
         self._ending = [process for process in self._ending if process.poll() is None]
         self._ending.append(pod.process)
         pod.process.terminate()
-        threading.Thread(target=_end, args=(pod.process, self._settings), daemon=True).start()
+        threading.Thread(target=await_end, args=(pod.process, self._patience_s), daemon=True).start()
 
     def _drop(self, slot: str, pod: _Pod) -> None:
         self._pods[slot].remove(pod)
@@ -213,11 +214,3 @@ class Slots:
         logs = sorted(self._logs.glob(f"{backend(slot)}-*.log"), key=lambda file: file.stat().st_mtime)
         lines = tail(logs[-1]).strip().splitlines() if logs else []
         return lines[-1][:300] if lines else "it ended without a word"
-
-
-def _end(process: subprocess.Popen[bytes], settings: Settings) -> None:
-    try:
-        process.wait(settings.drain_s + settings.grace_s + 2.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -237,6 +237,15 @@ def until_parent_ends(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
+def await_end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait for a process that was asked to end; kill it if it does not."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def tail(log: Path) -> str:
     """Return the end of a log, which may have grown to gigabytes."""
     with log.open("rb") as stream:

@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,10 @@ def read_spec(pipeline: Any) -> Spec:
 
 
 def step_names(spec: Spec) -> list[str]:
-    """Return the steps in an order in which each comes after those it depends on; ties by name."""
-    tasks = spec["root"]["dag"]["tasks"]
-    waiting = {name: set(task.get("dependentTasks", ())) for name, task in tasks.items()}
-    order: list[str] = []
-    while waiting:
-        ready = min(name for name, needed in waiting.items() if not needed)
-        order.append(ready)
-        del waiting[ready]
-        for needed in waiting.values():
-            needed.discard(ready)
-    return order
+    """Return the steps in an order in which each comes after those it depends on."""
+    tasks = sorted(spec["root"]["dag"]["tasks"].items())
+    needs = {name: sorted(task.get("dependentTasks", ())) for name, task in tasks}
+    return list(TopologicalSorter(needs).static_order())
 
 
 def downstream(spec: Spec, step: str) -> set[str]:

@@ -6,9 +6,9 @@ alone. Of several, the one with the longest path to the end starts first.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 
+from components.measurement import cores
 from pipelines.run.graph import Spec, downstream
 from pipelines.run.runs import StepState
 
@@ -16,11 +16,6 @@ from pipelines.run.runs import StepState
 TIMED = frozenset({"build-index", "compile-ranker", "promote-bundle"})
 MEMORY_MIB = 5 * 1024  # of all steps at once; with this process, below 6 GiB
 FIRST_MIB = 2_048  # assumed for a step that no finished run has measured
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class StepOrder:

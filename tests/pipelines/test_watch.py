@@ -9,7 +9,7 @@ def test_the_alarm_is_raised_once_after_the_report_on_a_bundle_or_a_home() -> No
 
     spec = read_spec(watch)
     names = step_names(spec)
-    assert names == ["ingest-events", "measure-drift", "measure-labels", "raise-alert", "show-jumps"]
+    assert names == ["ingest-events", "measure-drift", "measure-labels", "show-jumps", "raise-alert"]
     given = spec["root"]["inputDefinitions"]["parameters"]
     assert {name for name, kind in given.items() if not kind.get("isOptional")} == {"bundle"}
     task = spec["root"]["dag"]["tasks"]["raise-alert"]

@@ -7,7 +7,7 @@ same. Plain FastAPI is no variant of ours, but another stack.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import gc
 import json
 import socket
@@ -78,8 +78,7 @@ class StockServer:
         from serving.api.transformer import Transformer
 
         http, grpc = free_port(), free_port()  # KServe's server cannot choose them itself
-        addresses = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-        threading.Thread(target=_announce, args=(http, addresses, on_ready), daemon=True).start()
+        _announce(http, partial(on_ready, f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"))
         ModelServer(http_port=http, grpc_port=grpc).start([Transformer(checkout), Predictor(checkout)])
 
     def on_loop(self, act: Callable[[], None]) -> None:
@@ -129,42 +128,29 @@ def serve_fastapi(bundle: Path, ranker: Path, settings: Settings) -> None:
     store = open_store(settings.online_store_url)
     opener = partial(open_with_weights, ranker)
     recommender = open_recommender(bundle, store, log, facts, open_bundle=opener)
+    port = free_port()
+    ready = json.dumps({"event": "ready", "http": f"http://127.0.0.1:{port}", "grpc": ""})
+    _announce(port, partial(sys.stderr.write, f"{ready}\n"))
+    app = fastapi_app(recommender)
     try:
-        serve_app(fastapi_app(recommender))
+        uvicorn.run(app, port=port, log_config=None, access_log=False, ws="none", lifespan="off")
     finally:
         log.close()
         recommender.facts.close()
 
 
-def serve_app(app: Any) -> None:
-    """Serve an ASGI application on a port that the system chooses, until SIGTERM; say when it is ready."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
-    server = uvicorn.Server(config)
+def _announce(port: int, on_ready: Callable[[], object]) -> None:
+    """Say in a thread that a server is ready, once it takes connections."""
 
-    async def serve() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        ready = {"event": "ready", "http": f"http://127.0.0.1:{listening.getsockname()[1]}", "grpc": ""}
-        sys.stderr.write(json.dumps(ready) + "\n")
-        sys.stderr.flush()
-        await serving
-
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(serve())
-
-
-def _announce(port: int, addresses: tuple[str, str], on_ready: Callable[[str, str], None]) -> None:
-    """Say that a server is ready once it takes connections."""
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
+    def announce() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
             time.sleep(0.05)
-        else:
-            on_ready(*addresses)
-            return
+        on_ready()
+
+    threading.Thread(target=announce, daemon=True).start()
 
 
 def fastapi_app(recommender: Recommender) -> Any:

@@ -19,7 +19,7 @@ import os
 import selectors
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
 from pipelines.bench.report import percentiles
@@ -80,6 +81,11 @@ class Load:
         found: np.ndarray = self.status == OK
         return found
 
+    def responses(self) -> list[tuple[float, dict[str, Any]]]:
+        """Return `client_ms` and the response of each request, an empty one if it was not answered."""
+        rows = zip(self.client_ms.tolist(), self.answered, self.answers, strict=True)
+        return [(ms, response_of(answer) if ok else {}) for ms, ok, answer in rows]
+
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         """Return counts, rates and percentiles.
 
@@ -109,6 +115,24 @@ class Load:
             "degraded_in_time_per_s": less / span_s if span_s else None,
             "ms": percentiles(waited),
         }
+
+
+def bodies_of(requests: Sequence[Mapping[str, Any]], wrapped: bool = True) -> list[bytes]:
+    """Return request lines as bodies: of V1 if they are wrapped, else as the client takes them.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not requests:
+        raise ValueError("no requests to ask: give at least one request line")
+    return [orjson.dumps({"instances": [one]} if wrapped else one) for one in requests]
+
+
+def response_of(answer: bytes) -> dict[str, Any]:
+    """Return the response in an answer of the client, or the first one in that of V1."""
+    document = orjson.loads(answer)
+    found: dict[str, Any] = document["predictions"][0] if "predictions" in document else document
+    return found
 
 
 class LoadGenerator:

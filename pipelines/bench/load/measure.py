@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from components.measurement import machine_state
-from pipelines.bench.latency import first_answer
 from pipelines.bench.load.arms import (
     PREDICT,
     STEPS,
@@ -34,7 +32,7 @@ from pipelines.bench.load.arms import (
     ranker_of,
 )
 from pipelines.bench.load.capacity_search import GOAL_MS, PRECISION, Capacity, Probe, search_capacity
-from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, load_generator
+from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan, bodies_of, load_generator
 from pipelines.bench.load.goals import judge_goals
 from pipelines.bench.load.local_store import local_server
 from pipelines.bench.load.measured_server import MeasuredServer, started
@@ -56,6 +54,7 @@ OVERLOAD = 3.0  # times the capacity
 OVERLOAD_CONNECTIONS = 512  # so that the requests wait at the server, not at the client
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200)  # items in a basket
 BASKETS = 200  # different ones of a length
+ENDURANCE_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,7 @@ def bench_load(
         ValueError: no requests were given, or there is no arm of a name.
         RuntimeError: our own endpoint did not start.
     """
-    if not requests:
-        raise ValueError("no requests to ask: give at least one request line")
+    bodies = bodies_of(requests)
     ours, *others = choose_arms(names)
     before, effort = machine_state(), effort or LoadEffort()
     bundle = champion.bundle(home)
@@ -205,7 +203,6 @@ def bench_load(
         rankers = {name: ranker_of(home, champion, step) for name, step in STEPS.items()}
         setup = LoadSetup(bundle, settings, rankers)
         generator = stack.enter_context(load_generator())
-        bodies = [orjson.dumps({"instances": [request]}) for request in requests]
         bench = LoadBench(generator, requests, bodies, setup, effort, goal_ms, scratch)
         figures: dict[str, Any] = {
             "bundle_id": manifest["bundle_id"],
@@ -297,10 +294,7 @@ def send_alone(bench: LoadBench, run: ArmRun) -> dict[str, Any]:
     load = bench.send(run, bench.effort.alone_s, keep=True)
     cpu_ms = (run.server.cpu_ms() - before) / (len(load.status) + WARM_UP)
     summary = load.summary(bench.goal_ms)
-    timed = zip(load.client_ms.tolist(), load.answered, load.answers, strict=True)
-    run.answers += [
-        {"client_ms": ms, **first_answer(answer).get("stage_ms", {})} for ms, ok, answer in timed if ok
-    ]
+    run.answers += [{"client_ms": ms, **one.get("stage_ms", {})} for ms, one in load.responses() if one]
     return {
         **{f"{name}_ms": summary["ms"][name] for name in ("p50", "p99")},
         "cpu_ms": cpu_ms,
@@ -354,13 +348,16 @@ def basket_lengths(bench: LoadBench, ours: ArmRun) -> dict[str, Any]:
     statistics = load_bundle(bench.setup.bundle).statistics
     sold = np.asarray(statistics.basket_count, np.float64)
     rng = np.random.default_rng(0)
-    asked: dict[int, list[bytes]] = {}
-    for length in (length for length in LENGTHS if length <= len(sold) // 2):
-        asked[length] = []
-        for request in bench.requests[:BASKETS]:
-            codes = rng.choice(len(sold), length, replace=False, p=sold / sold.sum())
-            line = {**request, "basket": statistics.item_ids[codes].tolist()}
-            asked[length].append(orjson.dumps({"instances": [line]}))
+
+    def basket(length: int) -> list[str]:
+        codes = rng.choice(len(sold), length, replace=False, p=sold / sold.sum())
+        return statistics.item_ids[codes].tolist()
+
+    asked = {
+        length: bodies_of([{**request, "basket": basket(length)} for request in bench.requests[:BASKETS]])
+        for length in LENGTHS
+        if length <= len(sold) // 2
+    }
     took: dict[int, list[np.ndarray]] = {length: [] for length in asked}
     for _ in range(bench.effort.rounds):
         for length, bodies in asked.items():
@@ -375,18 +372,16 @@ def basket_lengths(bench: LoadBench, ours: ArmRun) -> dict[str, Any]:
     return {"ms": rows, "growth": growth}
 
 
-def memory_growth(
-    send: Callable[..., Load], server: MeasuredServer, requests: int, steps: int = 60
-) -> dict[str, Any]:
+def memory_growth(send: Callable[..., Load], server: MeasuredServer, requests: int) -> dict[str, Any]:
     """Send requests without a pause, four at a time; return anonymous memory at each step, and its growth.
 
     Memory rises and falls with each segment of the prediction log, so a line through all steps is mostly
     chance. Growth is from the median of the second quarter to that of the last one.
     """
-    each = max(requests // steps, 1)
+    each = max(requests // ENDURANCE_STEPS, 1)
     points = [(0, server.memory_mb()["anonymous"])]
     failed = 0
-    for _ in range(steps):
+    for _ in range(ENDURANCE_STEPS):
         load = send(3_600.0, requests=each, connections=4, warm_up=0, patience_s=60.0)
         failed += int((~load.answered).sum())
         points.append((points[-1][0] + len(load.status), server.memory_mb()["anonymous"]))

@@ -14,6 +14,7 @@ import orjson
 import psutil
 
 from pipelines.inspect.signals import read_samples
+from pipelines.live.supervisor import await_end
 from serving.settings import Settings
 
 START_S = 600.0  # two servers import for half a minute; on a busy machine for minutes
@@ -106,11 +107,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """Terminate the server as an operator would; kill it if it does not end, and kill its children."""
     family = processes_of(process.pid)
     process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    await_end(process, STOP_S)
     for child in family[1:]:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

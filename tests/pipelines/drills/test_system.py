@@ -9,7 +9,6 @@ from pipelines.drills.system import (
     ESTABLISHED,
     LISTENING,
     address_of,
-    bodies_of,
     sockets_of,
     time_proto,
     two_crowds,
@@ -40,12 +39,6 @@ def test_one_shopper_is_not_enough() -> None:
 def test_times_are_encoded_as_in_feast() -> None:
     assert time_proto(1_700_000_000) == TIMESTAMP
     assert timestamp(time_proto(1_700_000_000.25)) == pytest.approx(1_700_000_000.25)
-
-
-def test_bodies_are_built_for_the_client_or_for_v1() -> None:
-    [plain], [wrapped] = (bodies_of([asked("u1", "a")], wrapped=way) for way in (False, True))
-    assert plain == b'{"basket": ["a"], "user_id": "u1"}'
-    assert wrapped == b'{"instances": [' + plain + b"]}"
 
 
 def test_listening_and_accepted_sockets_are_counted() -> None:

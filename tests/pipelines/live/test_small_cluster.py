@@ -59,11 +59,11 @@ def test_a_release_steps_the_weights_of_real_endpoints(
         rollout = deployer(tmp_path, cluster.api.url, cluster.gateway.url, versions, PACE)
         if kind == "good":
             record = rollout.start("2", versions.place)
-            assert (record.state, versions.champions()) == ("done", ["1", "2"])
+            assert (record.state, versions.champions) == ("done", ["1", "2"])
         else:
             with pytest.raises(Aborted, match="less than full"):
                 rollout.start("2", versions.place)
-            assert versions.champions() == ["1"]
+            assert versions.champions == ["1"]
         split = rollout.status()[1]
         assert split == ({"blue": 0, "green": 100} if kind == "good" else {"blue": 100, "green": 0})
     finally:

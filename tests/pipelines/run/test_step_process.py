@@ -10,8 +10,8 @@ import psutil
 import pytest
 from kfp import dsl
 
+from components.measurement import cores
 from pipelines.run.graph import Outputs, Spec, read_spec, step_alone
-from pipelines.run.step_order import cores
 from pipelines.run.step_process import ServerEnded, StepProcess, StepServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]

@@ -21,6 +21,7 @@ from pipelines.bench.load.connections import OK, UNANSWERED
 from pipelines.bench.load.generator import (
     Load,
     LoadPlan,
+    bodies_of,
     carry_out,
     load_generator,
     open_loop,
@@ -98,6 +99,12 @@ def own_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     """`carry_out` would unfreeze the modules of the session; a generator in its own process still does."""
     nothing = SimpleNamespace(**dict.fromkeys(("collect", "freeze", "disable", "unfreeze", "enable"), list))
     monkeypatch.setattr("pipelines.bench.load.generator.gc", nothing)
+
+
+def test_bodies_are_built_for_the_client_or_for_v1() -> None:
+    [plain], [wrapped] = (bodies_of([{"basket": ["a"]}], wrapped=way) for way in (False, True))
+    assert plain == b'{"basket":["a"]}'
+    assert wrapped == b'{"instances":[' + plain + b"]}"
 
 
 PLAN = LoadPlan("", (), seconds=0.5, rate=100, warm_up=2, keep=True, patience_s=20)
