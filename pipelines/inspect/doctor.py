@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from components.home import command, read_running
+from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
 from pipelines.run.runs import champions_run, list_runs
@@ -190,7 +191,9 @@ def _age(settings: Settings) -> Iterator[Finding]:
         return
     run = champions_run(settings.home)
     data = str(run.arguments.get("data", "")) if run else ""
-    end = _read_note(settings.home).get("until") or champion.cut
+    end = champion.cut
+    with suppress(PublicationDamaged):  # its own finding
+        end = published.until if (published := read_publication(settings.home)) else end
     days = (datetime.now(UTC) - datetime.fromisoformat(str(end))).days
     found = f"promoted {champion.promoted_at[:10]}, its data end {str(end)[:10]}, {days:,} days ago"
     if data in DATA_NAMES:
@@ -199,14 +202,6 @@ def _age(settings: Settings) -> Iterator[Finding]:
         yield Finding("model age", "warn", f"{found}; more than {OLD_DAYS} are old", "reco run --data DIR")
     else:
         yield Finding("model age", "ok", found)
-
-
-def _read_note(home: Path) -> dict[str, Any]:
-    """Return what `publish_features` noted; nothing without a readable note."""
-    try:
-        return dict(json.loads((home / "online_store.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _online_store(settings: Settings) -> Iterator[Finding]:
@@ -224,12 +219,17 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
         return
     finally:
         store.close()
-    if not (held := _read_note(settings.home)):
+    try:
+        held = read_publication(settings.home)
+    except PublicationDamaged as error:
+        yield Finding("online store", "warn", f"answers, but {error}", "reco run")
+        return
+    if held is None:
         yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
         return
-    found = f"{held.get('users', '?')} users as of {held.get('until') or held.get('cut', '?')}"
+    found = f"{held.users:,} users as of {held.until}"
     champion = _champion_of(settings.home)
-    if champion is None or str(held.get("cut")) == champion.cut:
+    if champion is None or held.cut == champion.cut:
         yield Finding("online store", "ok", found)
     else:
         yield Finding("online store", "warn", found, f"the champion was trained until {champion.cut}")

@@ -9,6 +9,7 @@ import pytest
 
 from components.home import Running, announced, locked
 from serving.shop.fact_store import open_fact_store
+from tests.feature_repo.stream.test_publication import write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
@@ -102,7 +103,7 @@ def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path
     place = tmp_path / "shop"
     shutil.copytree(home, place, symlinks=True)
     shutil.copytree(toy_line / "home" / "offline_store", place / "offline_store")
-    (place / "online_store.json").write_text('{"created_at": "2020-01-01T00:00:00Z"}')
+    write_note(place)
     done = reco(place, "replay")
     assert done.exit_code == 1
     assert "nothing to compare: what is written of the log holds no answer" in done.output

@@ -25,6 +25,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
+from tests.feature_repo.stream.test_publication import write_note
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
@@ -122,7 +123,7 @@ def test_the_age_of_the_champion_s_data_is_told(
 ) -> None:
     end = (datetime.now(UTC) - timedelta(days=days, hours=1)).isoformat()
     write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2020-01-01", "2020-02-02"))
-    (tmp_path / "online_store.json").write_text(json.dumps({"until": end}))
+    write_note(tmp_path, until=end)
     run = new_run(tmp_path, "training", {"data": data}, ["promote-bundle"])
     run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
     run.save()
@@ -160,10 +161,21 @@ def test_a_pointer_that_differs_from_the_alias_is_found(
 
 @pytest.mark.slow
 def test_an_online_store_of_another_run_is_found(home: Path) -> None:
-    (home / "online_store.json").write_text(json.dumps({"cut": "2024-05-01T00:00:00Z", "users": 3}))
+    write_note(home, cut="2024-05-01T00:00:00Z", until="2024-05-01T00:00:00Z")
     found = look(home)["online store"]
     assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
     assert "the champion was trained until" in found.mend
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_note_of_the_online_store_is_named(home: Path, content: str) -> None:
+    (home / "online_store.json").write_text(content)
+    found = look(home)
+    assert found["online store"].status == "warn"
+    assert found["online store"].found.startswith(f"answers, but {home / 'online_store.json'} does not say")
+    assert found["online store"].mend == command(home, "run")
+    assert found["model age"].status == "ok", "it is as old as its cut"
 
 
 @pytest.mark.parametrize(
