@@ -17,7 +17,7 @@ from components.data.ingest_events import (
 )
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
-from pipelines.run.launch import check_train_until
+from pipelines.run.launch import absolute, check_train_until
 from pipelines.tables import table
 
 SHOWN = 10  # refused rows in the text; the document has all
@@ -41,7 +41,7 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         refused_rows = dataset / "quarantine.jsonl"
         try:
-            found["cut"] = ingest_events(data, dataset, 1.0, train_until)
+            found["cut"] = ingest_events(absolute(data), dataset, 1.0, train_until)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
             found |= {name: manifest[name] for name in (*COUNTS, "quarantined_ratio")}
             found["stops"] = _why_a_step_stops(dataset, found)
