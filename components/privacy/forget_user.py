@@ -147,7 +147,8 @@ def _until(settings: Settings, user_id: str) -> int:
             contextlib.suppress(FactsUnavailable, ValueError),
             contextlib.closing(open_fact_store(url)) as store,
         ):
-            times += [datetime.fromtimestamp(fact.at, UTC) for fact in store.of_user(user_id)]
+            coupons = [fact for fact in store.of_user(user_id).values() if fact is not None]
+            times += [datetime.fromtimestamp(fact.at, UTC) for fact in coupons]
     return microseconds(min(max(times), now + CLOCK_SKEW))
 
 

@@ -15,9 +15,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import orjson
 
 from feature_repo.facts import Fact, parse_fact, unranked, user_of, valid_facts
 from serving.errors import FactsUnavailable
@@ -52,10 +54,10 @@ class FactStore(Protocol):
         from `sequence` on: it was lost, or that fact was removed.
         """
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace; readers keep the facts they have read, so withdraw them first."""
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
@@ -100,18 +102,17 @@ class SqliteFactStore:
         rows = self._read(_CHANGED, sequence, PAGE + bool(sequence))
         return _parsed(ranked for ranked, at in rows if at > sequence), rows[-1][1] if rows else 0
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
-        rows = self._read("SELECT key, ranked FROM facts")
-        return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
+        return _facts_of(user_id, self._read("SELECT key, CAST(ranked AS BLOB) FROM facts"))
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace, also from the free pages of the file."""
         with self._as_unavailable(), self._lock:
             if not self._path.exists():
                 return
             connection = self._current(make=True)
-            connection.executemany("DELETE FROM facts WHERE key = ?", [(fact.key,) for fact in facts])
+            connection.executemany("DELETE FROM facts WHERE key = ?", [(key,) for key in keys])
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -225,22 +226,21 @@ class RedisFactStore:
         ranked = self._ask("HMGET", _FACTS, *keys) if keys else []
         return _parsed(value for value in ranked if value is not None), last
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
         rows: dict[bytes, bytes] = {}
         cursor = 0
         while True:
             cursor, page = self._ask("HSCAN", _FACTS, cursor, "COUNT", PAGE)
             rows |= page
             if not cursor:
-                own = (row for key, row in rows.items() if user_of(key.decode(errors="replace")) == user_id)
-                return _parsed(own)
+                return _facts_of(user_id, ((key.decode(errors=_RAW), row) for key, row in rows.items()))
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace."""
-        if keys := [fact.key for fact in facts]:
-            self._ask("HDEL", _FACTS, *keys)
-            self._ask("ZREM", _SEQUENCE, *keys)
+        if names := [key.encode(errors=_RAW) for key in keys]:
+            self._ask("HDEL", _FACTS, *names)
+            self._ask("ZREM", _SEQUENCE, *names)
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
         """Note until when all facts in these partitions of the topic are stored."""
@@ -263,6 +263,7 @@ class RedisFactStore:
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
+_RAW = "surrogateescape"  # a damaged key may be no text, and must be removable
 _BEATING = "{checkout:facts}:beats"  # partition -> until when its facts are stored
 # Redis compares strings by the locale of its server; facts are ordered by their bytes.
 _KEEP_SCRIPT = """
@@ -300,7 +301,17 @@ def complete_until(store: FactStore) -> float:
     return min((at for at in store.beats().values() if at > time.time() - GONE_S), default=0.0)
 
 
-def _parsed(stored: Iterator[bytes]) -> list[Fact]:
+def _facts_of(user_id: str, rows: Iterable[tuple[str, bytes]]) -> dict[str, Fact | None]:
+    """Return by key the facts of one user; None is a damaged one whose key or content names the user."""
+    naming = b'"user_id":' + orjson.dumps(user_id)  # as `Fact.to_json` writes it
+    own: dict[str, Fact | None] = {}
+    for key, ranked in rows:
+        if user_of(key) == user_id or naming in ranked:
+            own[key] = next(iter(_parsed([ranked])), None)
+    return own
+
+
+def _parsed(stored: Iterable[bytes]) -> list[Fact]:
     facts: list[Fact] = []
     for ranked in stored:
         try:
