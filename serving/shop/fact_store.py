@@ -99,7 +99,9 @@ class SqliteFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        rows = self._read(_CHANGED, sequence, PAGE + bool(sequence))
+        rows = [
+            (ranked, _sequence_of(at)) for ranked, at in self._read(_CHANGED, sequence, PAGE + bool(sequence))
+        ]
         return _parsed(ranked for ranked, at in rows if at > sequence), rows[-1][1] if rows else 0
 
     def of_user(self, user_id: str) -> dict[str, Fact | None]:
@@ -129,7 +131,7 @@ class SqliteFactStore:
 
     def beats(self) -> dict[int, float]:
         """Return each partition that had a beat, and until when its facts are stored."""
-        return dict(self._read("SELECT partition, at FROM beats"))
+        return _beats_of(self._read("SELECT partition, at FROM beats"))
 
     def _read(self, query: str, *values: int) -> list[Any]:
         with self._as_unavailable(), self._lock:
@@ -198,7 +200,7 @@ _KEEP = """
 INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
 WHERE excluded.ranked > facts.ranked"""
-_CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+_CHANGED = "SELECT CAST(ranked AS BLOB), sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
 
 
 class RedisFactStore:
@@ -220,8 +222,9 @@ class RedisFactStore:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
         limits = sequence, "+inf", "WITHSCORES", "LIMIT", 0, PAGE + bool(sequence)
         changes = self._ask("ZRANGEBYSCORE", _SEQUENCE, *limits)
-        last = int(float(changes[-1])) if changes else 0
-        keys = [key for key, at in zip(changes[::2], changes[1::2], strict=True) if float(at) > sequence]
+        at = [_sequence_of(score) for score in changes[1::2]]
+        last = at[-1] if at else 0
+        keys = [key for key, one in zip(changes[::2], at, strict=True) if one > sequence]
         # A fact that changes between the two calls is read in its new form now, and again later.
         ranked = self._ask("HMGET", _FACTS, *keys) if keys else []
         return _parsed(value for value in ranked if value is not None), last
@@ -249,7 +252,7 @@ class RedisFactStore:
 
     def beats(self) -> dict[int, float]:
         """Return each partition that had a beat, and until when its facts are stored."""
-        return {int(partition): float(at) for partition, at in self._ask("HGETALL", _BEATING).items()}
+        return _beats_of(self._ask("HGETALL", _BEATING).items())
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -299,6 +302,26 @@ def complete_until(store: FactStore) -> float:
         FactsUnavailable: the store is broken or did not answer in time.
     """
     return min((at for at in store.beats().values() if at > time.time() - GONE_S), default=0.0)
+
+
+def _sequence_of(stored: Any) -> int:
+    try:
+        return int(float(stored))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FactsUnavailable(
+            f"the fact store has a change with the number {stored!r:.20}, expected microseconds: empty the "
+            "store and send all facts again"
+        ) from error
+
+
+def _beats_of(rows: Iterable[tuple[Any, Any]]) -> dict[int, float]:
+    """Return the beats without damaged ones: the stream reads such a partition again, and notes it."""
+    beats: dict[int, float] = {}
+    for partition, stored in rows:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(at := float(stored)):
+                beats[int(partition)] = at
+    return beats
 
 
 def _facts_of(user_id: str, rows: Iterable[tuple[str, bytes]]) -> dict[str, Fact | None]:

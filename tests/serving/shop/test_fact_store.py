@@ -1,5 +1,6 @@
 """Every fact store behaves the same: facts in force, changes, and failures."""
 
+import math
 import multiprocessing
 import random
 import signal
@@ -7,6 +8,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +85,9 @@ def put(store: FactStore, folder: Path, entries: Mapping[str, bytes]) -> None:
             store._ask("HSET", "{checkout:facts}:ranked", key, ranked)
             store._ask("ZADD", "{checkout:facts}:sequence", number, key)
         return
-    with sqlite3.connect(folder / "new" / "facts.db") as file:
+    with closing(sqlite3.connect(folder / "new" / "facts.db")) as file, file:
         rows = [(key, ranked, number) for number, (key, ranked) in enumerate(entries.items(), 1)]
         file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", rows)
-    file.close()
 
 
 def test_an_entry_that_is_no_fact_does_not_hide_the_facts_of_a_user(store: FactStore, tmp_path: Path) -> None:
@@ -118,6 +119,22 @@ def test_only_changed_facts_are_read_again(store: FactStore) -> None:
     assert all_of(store, sequence)[0] == [price("a", 2.0, AT + 1)]
 
 
+def test_a_change_whose_number_is_not_finite_is_refused(store: FactStore, tmp_path: Path) -> None:
+    store.write([price("a")])
+    found, sequence = all_of(store)
+    if isinstance(store, RedisFactStore):
+        store._ask("ZADD", "{checkout:facts}:sequence", "inf", "b")
+    else:
+        with closing(sqlite3.connect(tmp_path / "new" / "facts.db")) as file, file:
+            file.execute("INSERT INTO facts VALUES ('b', x'00', 9e999)")
+    for after in (0, sequence):
+        with pytest.raises(
+            FactsUnavailable, match=r"change with the number \S*inf\S*, .* send all facts again"
+        ):
+            store.changed_since(after)
+    assert found == [price("a")]
+
+
 def test_a_reader_that_is_ahead_of_all_facts_begins_again(store: FactStore) -> None:
     """The store was lost, and the clock of the one that wrote it again is slow."""
     store.write([price("a"), price("b")])
@@ -143,6 +160,8 @@ def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStor
     assert store.beats() == {0: now - 10.25, 1: now, 2: now}
     store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
     assert complete_until(store) == now
+    store.beat([3], math.inf)
+    assert (complete_until(store), 3 in store.beats()) == (now, False), "a damaged beat counts as absent"
     assert store.write([price("a")]) == 1
     assert all_of(store)[0] == [price("a")]
 
