@@ -213,7 +213,7 @@ class _Erasure:
         """Say whether a stream works under this home."""
         try:
             updated_at = float(json.loads((self.home / "stream.json").read_bytes())["updated_at"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             return False  # a running one writes it again each second
         return time.time() - updated_at < ALIVE_S
 
