@@ -327,7 +327,8 @@ def _listening(home: Path) -> Iterator[str]:
             serving.add(process.pid)
     for one in psutil.net_connections("tcp") if serving else ():
         if one.pid in serving and one.status == psutil.CONN_LISTEN:
-            yield f"http://{one.laddr.ip}:{one.laddr.port}"
+            ip = f"[{one.laddr.ip}]" if ":" in one.laddr.ip else one.laddr.ip
+            yield f"http://{ip}:{one.laddr.port}"
 
 
 def _endpoint(settings: Settings, urls: Sequence[str]) -> Iterator[Finding]:
@@ -348,13 +349,18 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield from _endpoint(settings, urls)
         return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
-        with socket.socket() as probe:
-            probe.settimeout(0.5)
-            taken = port != 0 and probe.connect_ex((settings.host, port)) == 0
+        taken = port != 0 and _is_taken(settings.host, port)
         mend = f"the endpoint if it runs already; else choose another with {variable(field)}" if taken else ""
         yield Finding(
             f"port {port}", "warn" if taken else "ok", "something listens" if taken else "free", mend
         )
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(address) == 0
 
 
 def _signals(url: str) -> Iterator[Finding]:

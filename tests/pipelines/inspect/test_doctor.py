@@ -13,7 +13,9 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from components.home import Running, announced, command, locked
@@ -237,14 +239,34 @@ def test_a_failed_run_comes_with_the_command_that_helps(tmp_path: Path, error: s
     assert found.mend == command(tmp_path, mend.format(run_id=run.run_id))
 
 
-def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_port_in_use_is_reported(tmp_path: Path, family: socket.AddressFamily, host: str) -> None:
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
         taken.listen()
         port = taken.getsockname()[1]
-        found = look(tmp_path, http_port=port)[f"port {port}"]
+        found = look(tmp_path, http_port=port, host=host)[f"port {port}"]
     assert found.status == "warn"
     assert variable("http_port") in found.mend
+
+
+def test_an_endpoint_at_an_ipv6_address_has_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["python", "-m", "serving.server", "--home", str(tmp_path)]
+    process = SimpleNamespace(pid=7, info={"cmdline": words})
+    monkeypatch.setattr(psutil, "process_iter", lambda names: [process])
+    listening = [
+        SimpleNamespace(pid=7, status=psutil.CONN_LISTEN, laddr=SimpleNamespace(ip=ip, port=1))
+        for ip in ("::1", "127.0.0.1")
+    ]
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: listening)
+    found = look(tmp_path)["endpoint"].found
+    assert found.startswith("http://127.0.0.1:1/healthz: ")
+    assert ", http://[::1]:1/healthz: " in found
+    away = look(tmp_path, store_url="redis://[::1]:1/0")["online store"]
+    assert (away.status, "[::1]:1" in away.found) == ("fail", True)
 
 
 def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
