@@ -11,6 +11,7 @@ import click
 from components.home import command
 from pipelines.cli.options import Context, check_alone, common_options, question_options
 from pipelines.inspect.ask import answer_lines, open_champion
+from pipelines.tables import counted
 from serving.release.champion import read_champion
 
 
@@ -60,7 +61,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
             failed += "error" in answer
             click.echo(json.dumps(answer))
         if failed:
-            click.echo(f"reco: {failed} lines are invalid requests; their answers say why", err=True)
+            click.echo(f"reco: {counted(failed, 'invalid request')}; their answers say why", err=True)
             click.get_current_context().exit(1)
         return
     recommender = open_champion(context.settings(), line)

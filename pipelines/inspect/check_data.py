@@ -18,7 +18,7 @@ from components.data.ingest_events import (
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
 from pipelines.run.launch import absolute, check_train_until
-from pipelines.tables import table
+from pipelines.tables import counted, table
 
 SHOWN = 10  # refused rows in the text; the document has all
 ENOUGH, ENOUGH_USERS = 100_000, 200  # lines, and shoppers, that give examples here
@@ -84,9 +84,9 @@ def _why_a_step_stops(dataset: Path, found: dict[str, Any]) -> str:
 
 def report(found: dict[str, Any]) -> str:
     """Return the counts and the first refused rows as text."""
-    lines = [f"{found['data']}: {found['rows']:,} valid rows"]
+    lines = [f"{found['data']}: {counted(found['rows'], 'valid row')}"]
     if found["rows"]:
-        lines[0] += ", " + ", ".join(f"{found[name]:,} {name}" for name in ("users", "baskets", "items"))
+        lines[0] += ", " + ", ".join(counted(found[f"{noun}s"], noun) for noun in ("user", "basket", "item"))
         lines.append(f"from {found['first_at']} to {found['last_at']} (time zone {found['timezone']})")
         lines.append(f"training sees what is before {found['cut']}, the evaluation the rest")
     if found["stops"]:
@@ -95,7 +95,7 @@ def report(found: dict[str, Any]) -> str:
     if not refused:
         return "\n".join([*lines, "no row is refused"])
     limit = f"a run allows {QUARANTINE_LIMIT:.1%}"
-    lines.append(f"{len(refused):,} rows refused, {found['refused_ratio']:.1%} of all; {limit}")
+    lines.append(f"{counted(len(refused), 'row')} refused, {found['refused_ratio']:.1%} of all; {limit}")
     lines += ["", table(["row", "reason"], [[row["row"], row["reason"]] for row in refused[:SHOWN]])]
     lines += [f"... and {len(refused) - SHOWN:,} more: --output json has all"] * (len(refused) > SHOWN)
     if found["refused_ratio"] > QUARANTINE_LIMIT:

@@ -183,8 +183,8 @@ def test_a_damaged_note_of_the_online_store_is_named(home: Path, content: str) -
 @pytest.mark.parametrize(
     ("changed", "status", "says"),
     [
-        ({}, "ok", "1,234 events, 5 dead letters, 6 messages wait"),
-        ({"lag": None}, "ok", "an unknown number of messages wait"),
+        ({}, "ok", "1,234 events, 5 dead letters, waiting: 6 messages"),
+        ({"lag": None}, "ok", ", waiting: an unknown number of messages"),
         ({"updated_at": 1_700_000_000}, "warn", "silent for "),
         ({"pid": 2**22 + 1}, "warn", "ended 0 s ago, after 1,234 events"),
         ({"store_failures": 7}, "warn", "the online store failed 7 times"),
@@ -210,7 +210,7 @@ def test_the_facts_in_force_are_reported(tmp_path: Path) -> None:
     line = {"fact_id": "f", "fact": "stock", "item_id": "tea", "value": 0, "at": "2024-06-12T10:00:00Z"}
     store.write([parse_fact(json.dumps(line).encode())])
     store.close()
-    assert look(tmp_path)["facts"].found.startswith("1 prices")
+    assert look(tmp_path)["facts"].found.startswith("1 fact: prices")
     (tmp_path / "facts.db").write_bytes(b"no database, but as long as one" * 100)
     assert look(tmp_path)["facts"].status == "fail"
 
@@ -276,7 +276,7 @@ def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("text", "status", "says"),
-    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
+    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rule")],
 )
 def test_the_rules_are_reported_as_read(tmp_path: Path, text: str, status: str, says: str) -> None:
     (tmp_path / "rules.yaml").write_text(text)

@@ -69,7 +69,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     writer.start()
     done = reco(tmp_path, "rules", "check", str(pipe))
     writer.join()
-    assert (done.exit_code, "1 rules (1 now" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "1 rule (1 now" in done.stdout) == (0, True), done.output
 
 
 @pytest.mark.slow
