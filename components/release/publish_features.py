@@ -66,7 +66,7 @@ def publish_features(
         ValueError: the features hold no user as of the cut, or the URL is not one of Redis.
         ConnectionError: Redis cannot be reached.
         Conflict: another bundle is champion, and the stores hold its features, of a later cut.
-        PublicationDamaged: another bundle is champion, and what the stores hold cannot be read.
+        PublicationDamaged: another bundle is champion, and the content of the stores is unknown.
     """
     if online_store:
         redis_settings(online_store)  # a URL that cannot work fails before the work

@@ -1,4 +1,4 @@
-"""CONTRACT what the stores of a home hold: `<home>/online_store.json`, which `publish_features` writes."""
+"""CONTRACT the content of the stores of a home: `<home>/online_store.json`, which `publish_features` writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Publication:
 
 
 def read_publication(home: Path) -> Publication | None:
-    """Return what the stores of a home hold; None where nothing was published yet.
+    """Return the content of the stores of a home; None where nothing was published yet.
 
     Raises:
         PublicationDamaged: the file is no such note.
