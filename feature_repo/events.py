@@ -406,7 +406,7 @@ def read_dataset(path: Path) -> Dataset:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         kind, files = manifest["kind"], manifest["files"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EventsInvalid(f"{file} is no manifest of a data set ({error}): ingest it again") from error
     if kind != "dataset":
         raise EventsInvalid(f"{path} holds a {kind}, expected a dataset: pass the right artefact")

@@ -197,7 +197,7 @@ def concept_drift(drops: list[Drop], window: Window) -> DriftVerdict | None:
     if not concept_drops:
         return None
     said = "; ".join(
-        f"{drop.figure} {drop.before:.3f} -> {drop.now:.3f} ({drop.change:+.0%} ± {drop.margin:.0%})"
+        f"{drop.figure} {drop.before:.3f} -> {drop.now:.3f} ({drop.change:+z.0%} ± {drop.margin:.0%})"
         for drop in concept_drops
     )
     status: Status = "drifted" if any(drop.dropped for drop in concept_drops) else "ok"

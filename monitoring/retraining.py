@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         last = json.loads(path.read_text())
         started_at = datetime.fromisoformat(last["started_at"]).isoformat()
         return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 
 

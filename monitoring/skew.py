@@ -7,7 +7,6 @@ compares both bit by bit, and then the scores.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ from feature_repo.aggregates import UserEvents, no_events
 from feature_repo.queries import Rows
 from feature_repo.schema import DENSE_NAMES, model_inputs
 from feature_repo.stream.archive import EVENTS, read_archive, rows_of
+from feature_repo.stream.publication import FILE, read_publication
 from serving.prediction_log import feature_names, feature_rows, join_segments, read_log, read_segments
 from serving.release.bundle import Bundle, load_bundle
 from serving.settings import Settings
@@ -106,23 +106,18 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
 
     Raises:
         FileNotFoundError: nothing was published to this home yet, or its archive is gone.
-        ValueError: the note of the publication is damaged.
+        PublicationDamaged: the note of the publication is damaged.
     """
-    note = home / "online_store.json"
-    if not note.is_file():
-        raise FileNotFoundError(f"{note} is not there: train with `reco run`, which publishes the features")
-    try:
-        published_at = datetime.fromisoformat(json.loads(note.read_bytes())["created_at"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{note} says no time of a publication ({type(error).__name__}): `reco run` writes it again"
-        ) from error
+    if (published := read_publication(home)) is None:
+        raise FileNotFoundError(
+            f"{home / FILE} is not there: train with `reco run`, which publishes the features"
+        )
     if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
         raise FileNotFoundError(
             f"{home / 'offline_store' / EVENTS} holds no events to compute from: `reco run` publishes them"
         )
     log = replace(Settings.from_env(), home=home).prediction_log_dir
-    return replay(log, home / "offline_store", bundle, last, published_at)
+    return replay(log, home / "offline_store", bundle, last, datetime.fromisoformat(published.created_at))
 
 
 def describe(skew: Skew) -> str:

@@ -40,6 +40,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 line" or "1,234 lines"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
     """Return a number of bytes in MB or kB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

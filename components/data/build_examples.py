@@ -226,12 +226,14 @@ def build_examples(
             workers = min(cores(), SHARES)
             pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
             run = stack.enter_context(pool).map
+        log.info("counting %d purchases before each of %d windows", len(seen.at), len(bases))
         write = partial(_write_window, windows, bases, seen, items, vocabulary)
         bases = _enough(bases, list(run(write, range(len(bases)))))
         starts = [base.timestamp() for base in bases]
         shares = np.array_split(users, SHARES)
         own = (seen.where(np.isin(seen.user, share)) for share in shares)
         build = partial(_build_share, statistics, windows, starts, settings)
+        log.info("replaying the baskets of %d shoppers", len(users))
         parts = list(with_progress(run(build, own, shares), SHARES, "shares of the shoppers"))
     retriever = _joined([part[0] for part in parts])
     train = _joined([part[1] for part in parts])

@@ -84,9 +84,9 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
     try:
         lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
-    except json.JSONDecodeError as error:
-        raise EventsInvalid(f"{folder / 'quarantine.jsonl'} holds a line that is no JSON: {error}") from error
-    refused = [line for line in lines if not _is_of(line, user_id)]
+        refused = [line for line in lines if not _is_of(line, user_id)]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise EventsInvalid(f"{folder / 'quarantine.jsonl'} holds a line that is no row: {error}") from error
     # `users.parquet` may lie beside the tables and holds ids; the data set is written again without it.
     known = erase_rows(folder / "users.parquet", user_id, until, dry_run=True)
     count = int((~kept).sum()) + known + len(lines) - len(refused)
@@ -111,13 +111,13 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
 def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
     """Take a user's lines out of a quarantine; return how many there were.
 
-    A line that is no JSON, of a file that was cut off, goes if it holds the id anywhere.
+    A line that is no row, of a file that was cut off, goes if it holds the id anywhere.
     """
 
     def is_of_user(line: str) -> bool:
         try:
             return _is_of(json.loads(line), user_id)
-        except json.JSONDecodeError:
+        except (ValueError, AttributeError, RecursionError):
             return user_id in line
 
     lines = _lines(file)

@@ -85,7 +85,7 @@ def _is_old(value: bytes | None, until: int) -> bool:
 
 
 def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> int:
-    """Delete the coupons that are for one user from a fact store; return how many there were.
+    """Delete the coupons that are for one user from a fact store, damaged ones, too; return their number.
 
     Endpoints read changes only: the first change says that the coupons are no longer valid.
 
@@ -97,17 +97,23 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
     except ValueError:  # this kind of store holds no facts
         return 0
     try:
-        found = [fact for fact in store.of_user(user_id) if round(fact.at * 1e6) <= until]
-        if not found or dry_run:
-            return len(found)
-        latest = max(*(fact.at for fact in found), time.time())
+        # A damaged one shows no time: it goes, too.
+        gone = {
+            key: fact
+            for key, fact in store.of_user(user_id).items()
+            if fact is None or round(fact.at * 1e6) <= until
+        }
+        if not gone or dry_run:
+            return len(gone)
+        found = [fact for fact in gone.values() if fact is not None]
+        latest = max([time.time(), *(fact.at for fact in found)])
         withdrawn = [
             replace(fact, fact_id=uuid.uuid4().hex, value=None, at=latest, valid_from=None, valid_until=None)
             for fact in {(fact.item_id, fact.store_id): fact for fact in found}.values()
         ]
         store.write(withdrawn)
         time.sleep(4 * POLL_S)
-        store.remove([*found, *withdrawn])
-        return len(found)
+        store.remove([*gone, *(fact.key for fact in withdrawn)])
+        return len(gone)
     finally:
         store.close()

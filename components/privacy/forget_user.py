@@ -147,7 +147,8 @@ def _until(settings: Settings, user_id: str) -> int:
             contextlib.suppress(FactsUnavailable, ValueError),
             contextlib.closing(open_fact_store(url)) as store,
         ):
-            times += [datetime.fromtimestamp(fact.at, UTC) for fact in store.of_user(user_id)]
+            coupons = [fact for fact in store.of_user(user_id).values() if fact is not None]
+            times += [datetime.fromtimestamp(fact.at, UTC) for fact in coupons]
     return microseconds(min(max(times), now + CLOCK_SKEW))
 
 
@@ -212,7 +213,7 @@ class _Erasure:
         """Say whether a stream works under this home."""
         try:
             updated_at = float(json.loads((self.home / "stream.json").read_bytes())["updated_at"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             return False  # a running one writes it again each second
         return time.time() - updated_at < ALIVE_S
 

@@ -105,7 +105,7 @@ def _against_champion(measured: Mapping[str, Any], got: float | None, params: Ga
     added_ms = _metric(latency, "added_ms")
     lost = sales_lost_share(added_ms or 0.0, params.sales_lost_per_100_ms)
     left = None if got is None or added_ms is None else got * (1 - lost)
-    reason += f", with {lost:.2%} of sales lost to the {added_ms or 0:+.1f} ms that an answer takes"
+    reason += f", with {lost:.2%} of sales lost to the {added_ms or 0:+z.1f} ms that an answer takes"
     checks.append(Check(f"{HEADLINE} less latency against champion", left, need, reason))
     p99, theirs = (_metric(latency.get(name), "p99_ms") for name in ("challenger", "champion"))
     allowed = -math.inf if theirs is None else params.p99_over_champion * theirs

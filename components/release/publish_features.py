@@ -8,7 +8,6 @@ renamed, in Redis each row is replaced at once and the rows of users that are go
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -34,6 +33,7 @@ from feature_repo.atomic_files import replaced
 from feature_repo.snapshots import ITEM_VIEW, USER_VIEW, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
 from feature_repo.stream.erasure import Forgotten, stamp
+from feature_repo.stream.publication import FILE, read_publication
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.stores.online_features import JOIN_KEY, PROJECT
@@ -66,6 +66,7 @@ def publish_features(
         ValueError: the features hold no user as of the cut, or the URL is not one of Redis.
         ConnectionError: Redis cannot be reached.
         Conflict: another bundle is champion, and the stores hold its features, of a later cut.
+        PublicationDamaged: another bundle is champion, and the content of the stores is unknown.
     """
     if online_store:
         redis_settings(online_store)  # a URL that cannot work fails before the work
@@ -97,7 +98,7 @@ def publish_features(
         "created_at": _iso(datetime.now(UTC)),
         **counts,
     }
-    write_json(root / "online_store.json", note)
+    write_json(root / FILE, note)
     log.info("online store: %(users)d users as of %(until)s, %(items)d items as of %(cut)s", note)
     return counts
 
@@ -145,17 +146,15 @@ def _erase_added(
 
 def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
     """Let no late repetition of a run replace the features that another champion's run published since."""
-    note = home / "online_store.json"
     try:
         champion = read_champion(home).bundle_id
     except NoChampion:
         return
-    if champion == bundle_id or not note.is_file():
+    if champion == bundle_id or (held := read_publication(home)) is None:
         return
-    held = str(json.loads(note.read_bytes())["cut"])
-    if pd.Timestamp(held) > pd.Timestamp(cut):
+    if pd.Timestamp(held.cut) > pd.Timestamp(cut):
         raise Conflict(
-            f"the stores hold features until {held}, and bundle {champion} is champion: those of bundle "
+            f"the stores hold features until {held.cut}, and bundle {champion} is champion: those of bundle "
             f"{bundle_id}, until {cut}, replace nothing"
         )
 

@@ -10,7 +10,11 @@ both take purchases to learn.
 from __future__ import annotations
 
 import logging
+import lzma
 import shutil
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +29,7 @@ from components.data.fit_statistics import Purchases, fresh_by_day
 from components.models.two_tower import TwoTower
 from components.release.assemble_bundle import seal_with_golden
 from components.retriever.train_retriever import load_retriever
+from feature_repo.atomic_files import is_damage
 from feature_repo.ids import is_id
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import (
@@ -43,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _LARGEST = float(np.finfo(np.float32).max)
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
+# Pandas unpacks a .zip, .tar, .gz or .xz by itself: the errors of a broken one, beside Python's usual ones.
+_OF_ARCHIVES = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 
 def extend_index(
@@ -135,9 +142,12 @@ def read_new_items(file: Path) -> pd.DataFrame:
         names = {name: str for name in ("item_id", *LEVELS)}
         empty = {name: [""] for name in _OF_ITEMS}
         items = pd.read_csv(file, dtype=names, keep_default_na=False, na_values=empty)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (ValueError, OSError, EOFError, RuntimeError, ImportError, *_OF_ARCHIVES) as error:
+        if not is_damage(error):
+            raise
+        said = str(error).partition("\n")[0]
         raise ValueError(
-            f"{file} is no CSV file of items ({error}): expected a header with item_id"
+            f"{file} is no CSV file of items ({said}): expected a header with item_id"
         ) from error
     if not isinstance(items.index, pd.RangeIndex):  # pandas took the first column for names of rows
         raise ValueError(

@@ -20,7 +20,10 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of a pod, mou
 IN_POD = "pod"
 TIMEOUT_S = 10.0
 PAUSE_S = 0.3  # between two attempts
-READS = 3  # attempts: a release must not end because one connection broke, or one answer said 429
+LONGEST_PAUSE_S = 10.0  # where the API asks for more
+ATTEMPTS = 3  # a release must not end because one connection broke, or one answer said 429
+# A patch names the version that it changes: if the first attempt was taken, the next one is refused as stale.
+REPEATED = ("GET", "PATCH")
 KINDS = {  # kind -> API and plural
     "HTTPRoute": ("apis/gateway.networking.k8s.io/v1", "httproutes"),
     "InferenceService": ("apis/serving.kserve.io/v1beta1", "inferenceservices"),
@@ -42,6 +45,7 @@ class ClusterUnreachable(RecoError):
     """The Kubernetes API does not answer, or is too busy to."""
 
     exit_code = UNREACHABLE
+    pause_s = 0.0  # as the API asked
 
 
 class ClusterRefused(RecoError):
@@ -136,10 +140,11 @@ class Cluster:
         return f"/{api}/namespaces/{self._namespace}/{plural}" + (f"/{name}" if name else "")
 
     def _call(self, method: str, path: str, **options: Any) -> Document:
-        for _ in range(READS - 1 if method == "GET" else 0):
-            with suppress(ClusterUnreachable):
+        for _ in range(ATTEMPTS - 1 if method in REPEATED else 0):
+            try:
                 return self._ask(method, path, **options)
-            time.sleep(PAUSE_S)
+            except ClusterUnreachable as error:
+                time.sleep(max(error.pause_s, PAUSE_S))
         return self._ask(method, path, **options)
 
     def _ask(self, method: str, path: str, **options: Any) -> Document:
@@ -157,10 +162,13 @@ class Cluster:
         if answer.status_code == httpx.codes.CONFLICT:
             raise Stale(f"{path.rsplit('/', 1)[-1]} was changed meanwhile: {message}")
         if answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise ClusterUnreachable(
+            busy = ClusterUnreachable(
                 f"the Kubernetes API answers {answer.status_code} ({message}): the route keeps its weights; "
                 "`reco release --resume` goes on when it does"
             )
+            if (pause := answer.headers.get("retry-after", "")).isdecimal():
+                busy.pause_s = min(float(pause), LONGEST_PAUSE_S)
+            raise busy
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "
             "and see that this account has the rights of infra/kserve/release/rights.yaml"

@@ -51,6 +51,7 @@ from feature_repo.stream.erasure import Forgotten, stamp
 from feature_repo.stream.kafka import KafkaSettings, client_config, consumer_config
 from feature_repo.stream.messages import Event, MessageInvalid, events_table, parse_event, parse_id
 from feature_repo.stream.online_rows import OnlineRows, RowsDamaged
+from feature_repo.stream.publication import FILE as PUBLICATION
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +336,7 @@ class Stream:
 
     def _publication(self) -> tuple[int, int] | None:
         """Return a stamp that changes when `publish_features` fills the stores."""
-        return stamp(self._home, "online_store.json")
+        return stamp(self._home, PUBLICATION)
 
     def _beat(self) -> None:
         """Write the heartbeat into the online store, for the endpoint; it stops while a backlog waits."""

@@ -12,6 +12,7 @@ import click
 from components.home import command
 from pipelines.cli.options import Context, check_alone, common_options, question_options
 from pipelines.inspect.ask import answer_lines, open_champion
+from pipelines.tables import counted
 from serving.release.champion import read_champion
 
 
@@ -61,7 +62,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
             failed += "error" in answer
             click.echo(json.dumps(answer))
         if failed:
-            context.say(f"reco: {failed} lines are invalid requests; their answers say why")
+            context.say(f"reco: {counted(failed, 'invalid request')}; their answers say why")
             click.get_current_context().exit(1)
         return
     recommender = open_champion(context.settings(), line)

@@ -62,6 +62,18 @@ def _requests(bundle: Path) -> list[dict[str, Any]]:
     return evaluation_requests(bundle, 2_000)
 
 
+def _request_lines(file: IO[bytes]) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(file, 1):
+        try:
+            lines += [json.loads(line)] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(
+                f"line {number} of {file.name} is not JSON ({error}): expected one request object a line"
+            ) from error
+    return lines
+
+
 @click.group()
 def bench() -> None:
     """Measure, and write tables as JSON and Markdown."""
@@ -101,7 +113,7 @@ def bench_latency(context: Context, out: Path, seconds: float, requests: IO[byte
     from pipelines.bench.latency import bench_latency as measure
 
     bundle = _bundle(context)
-    lines = [json.loads(line) for line in requests if line.strip()] if requests else _requests(bundle)
+    lines = _request_lines(requests) if requests else _requests(bundle)
     return measure(bundle, lines, out, seconds, context.settings())
 
 

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pipelines.cli.options import Context, FiniteRange, common_options
+from pipelines.tables import counted
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def stream(context: Context) -> None:
         context.say(json.dumps(line))
 
     counts = run_stream(context.settings(), kafka, on_ready)
-    text = f"{counts.events} events, {counts.facts} facts, {counts.dead_letters} dead letters"
+    text = f"{counted(counts.events, 'event')}, {counted(counts.facts, 'fact')}"
+    text += f", {counted(counts.dead_letters, 'dead letter')}"
     context.answer(vars(counts), text)
 
 
@@ -66,9 +68,10 @@ def feedback(context: Context, once: bool, keep_days: int | None) -> None:
     stop = threading.Event()
     with on_stop(stop.set):
         counts = send_impressions(context.settings(), context.kafka(), stop, once, keep_days)
-    text = f"{counts.impressions} impressions of {counts.answers} answers, {counts.anonymous} without a user"
-    text += f"; {counts.unreadable} segments cannot be read" if counts.unreadable else ""
-    text += f"; {counts.deleted} old segments deleted" if counts.deleted else ""
+    text = f"{counted(counts.impressions, 'impression')} of {counted(counts.answers, 'answer')}"
+    text += f", {counts.anonymous:,} without a user"
+    text += f"; not readable: {counted(counts.unreadable, 'segment')}" if counts.unreadable else ""
+    text += f"; deleted: {counted(counts.deleted, 'old segment')}" if counts.deleted else ""
     context.answer(vars(counts), text)
 
 
@@ -160,9 +163,11 @@ def replay_data(
         "refused": delivery.refused,
         "unconfirmed_bytes": delivery.pending_bytes,
     }
-    text = f"{counts.messages:,} messages in {seconds:.1f} s, {counts.messages / seconds:,.0f} a second"
+    text = (
+        f"{counted(counts.messages, 'message')} in {seconds:.1f} s, {counts.messages / seconds:,.0f} a second"
+    )
     if endpoint:
-        text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counts.errors} errors"
+        text += f"; asked {counts.asked:,}: {counts.degraded} degraded, {counted(counts.errors, 'error')}"
     context.answer(document, text)
     failures = _failures(counts, confirmed, settings.bootstrap, shopper)
     for failure in failures:
@@ -214,12 +219,14 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
         lines.append(f"nothing was written; invalid lines: {len(refused)}")
         context.answer(document, "\n".join(lines), 1)
     if dry_run:
-        context.answer(document, f"{len(parsed)} facts keep the contract; nothing was written")
+        context.answer(document, f"{counted(len(parsed), 'valid fact')}; nothing was written")
         return
     store = open_fact_store(context.settings().fact_store_url)
     document["changed"] = store.write(parsed)
     store.close()
-    context.answer(document, f"{len(parsed)} facts read, {document['changed']} changed a stored value")
+    context.answer(
+        document, f"{counted(len(parsed), 'fact')} read, {document['changed']:,} changed a stored value"
+    )
 
 
 @click.command()

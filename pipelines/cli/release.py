@@ -204,13 +204,13 @@ def history(context: Context, tracking_uri: str, model_name: str) -> None:
     moved; 4 means that the alias champion was moved by hand.
     """
     from components.release.promote_bundle import champion_line, verified_history
-    from pipelines.tables import table
+    from pipelines.tables import counted, table
 
     registry = _registry(context, tracking_uri, model_name)
     lines = verified_history(registry, context.home)
     rows = [[x.number, x.at, x.action, x.version, x.bundle_id, x.previous, x.hash[:12]] for x in lines]
     columns = ["line", "at", "action", "version", "bundle", "after", "SHA-256"]
-    text = f"{table(columns, rows)}\n{len(lines)} lines, each follows the one before"
+    text = f"{table(columns, rows)}\n{counted(len(lines), 'line')}, each follows the one before"
     context.answer([asdict(x) | {"hash": x.hash} for x in lines], text)
     champion_line(registry, context.home)  # the lines are on the screen when it raises
 
@@ -275,6 +275,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
 
     from components.release.register_bundle import register_bundle
     from components.retriever.extend_index import extend_index, read_new_items
+    from pipelines.tables import counted
 
     removed = [item.strip() for item in remove.split(",") if item.strip()]
     if items is None and not removed:
@@ -291,9 +292,8 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
         )
         version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
-    text = (
-        f"version {version} (bundle {bundle_id}) is challenger: {len(new)} new items, {len(removed)} removed"
-    )
+    added = counted(len(new), "new item")
+    text = f"version {version} (bundle {bundle_id}) is challenger: {added}, {len(removed)} removed"
     context.answer(document, f"{text}\nsend it through the gate: {command(context.home, 'promote')}")
 
 

@@ -50,7 +50,7 @@ def check_rules(context: Context, file: Path | None) -> None:
     file. Warnings alone end with exit code 0: a person judges them.
     """
     from pipelines.inspect.preview_rules import check_rules as check
-    from pipelines.tables import table
+    from pipelines.tables import counted, table
 
     path = _rules_file(context, file)
     checked = check(path, context.home)
@@ -60,7 +60,7 @@ def check_rules(context: Context, file: Path | None) -> None:
         said = "not taken: the rules that were last read stay in force"
     else:
         counts = ", ".join(f"{count} {name}" for name, count in checked.times().items())
-        said = f"{len(checked.rules)} rules ({counts})"
+        said = f"{counted(len(checked.rules), 'rule')} ({counts})"
         said += "" if checked.bundle_id else "; no champion here, items and names were not looked up"
     context.answer(checked.to_dict(), f"{listed}{path}: {said}", int(checked.refused))
 

@@ -166,7 +166,9 @@ def _kpi_text(earnings: Earnings) -> str:
         text += f" (at most: too few sessions of {', '.join(risk.at_most)})"
     for drop in earnings.drops:
         verdict = "DROPPED" if drop.dropped else "no drop"
-        text += f"\n{drop.figure}: {drop.change:+.1%} ± {drop.margin:.1%} against the weeks before: {verdict}"
+        text += (
+            f"\n{drop.figure}: {drop.change:+z.1%} ± {drop.margin:.1%} against the weeks before: {verdict}"
+        )
     if not earnings.drops:
         text += (
             "\nno comparison with the weeks before: fewer than 200 complete sessions in one of nine windows"

@@ -17,8 +17,8 @@ from components.data.ingest_events import (
 )
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
-from pipelines.run.launch import check_train_until
-from pipelines.tables import table
+from pipelines.run.launch import absolute, check_train_until
+from pipelines.tables import counted, table
 
 SHOWN = 10  # refused rows in the text; the document has all
 ENOUGH, ENOUGH_USERS = 100_000, 200  # lines, and shoppers, that give examples here
@@ -41,7 +41,7 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         refused_rows = dataset / "quarantine.jsonl"
         try:
-            found["cut"] = ingest_events(data, dataset, 1.0, train_until)
+            found["cut"] = ingest_events(absolute(data), dataset, 1.0, train_until)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
             found |= {name: manifest[name] for name in (*COUNTS, "quarantined_ratio")}
             found["stops"] = _why_a_step_stops(dataset, found)
@@ -84,9 +84,9 @@ def _why_a_step_stops(dataset: Path, found: dict[str, Any]) -> str:
 
 def report(found: dict[str, Any]) -> str:
     """Return the counts and the first refused rows as text."""
-    lines = [f"{found['data']}: {found['rows']:,} valid rows"]
+    lines = [f"{found['data']}: {counted(found['rows'], 'valid row')}"]
     if found["rows"]:
-        lines[0] += ", " + ", ".join(f"{found[name]:,} {name}" for name in ("users", "baskets", "items"))
+        lines[0] += ", " + ", ".join(counted(found[f"{noun}s"], noun) for noun in ("user", "basket", "item"))
         lines.append(f"from {found['first_at']} to {found['last_at']} (time zone {found['timezone']})")
         lines.append(f"training sees what is before {found['cut']}, the evaluation the rest")
     if found["stops"]:
@@ -95,7 +95,7 @@ def report(found: dict[str, Any]) -> str:
     if not refused:
         return "\n".join([*lines, "no row is refused"])
     limit = f"a run allows {QUARANTINE_LIMIT:.1%}"
-    lines.append(f"{len(refused):,} rows refused, {found['refused_ratio']:.1%} of all; {limit}")
+    lines.append(f"{counted(len(refused), 'row')} refused, {found['refused_ratio']:.1%} of all; {limit}")
     lines += ["", table(["row", "reason"], [[row["row"], row["reason"]] for row in refused[:SHOWN]])]
     lines += [f"... and {len(refused) - SHOWN:,} more: --output json has all"] * (len(refused) > SHOWN)
     if found["refused_ratio"] > QUARANTINE_LIMIT:

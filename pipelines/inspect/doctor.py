@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from components.home import command, read_running
+from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
 from pipelines.run.runs import champions_run, list_runs
+from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import verify_files
 from serving.release.champion import Champion, read_champion
@@ -159,7 +161,7 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     except BundleInvalid as error:
         yield Finding("champion", "fail", str(error), _cure(settings.home, champion))
         return
-    items = f"{len(bundle.statistics.item_ids):,} items"
+    items = counted(len(bundle.statistics.item_ids), "item")
     found = f"version {champion.version}, bundle {champion.bundle_id}, {items}, trained until {champion.cut}"
     yield Finding("champion", "ok", found)
 
@@ -190,23 +192,17 @@ def _age(settings: Settings) -> Iterator[Finding]:
         return
     run = champions_run(settings.home)
     data = str(run.arguments.get("data", "")) if run else ""
-    end = _read_note(settings.home).get("until") or champion.cut
+    end = champion.cut
+    with suppress(PublicationDamaged):  # its own finding
+        end = published.until if (published := read_publication(settings.home)) else end
     days = (datetime.now(UTC) - datetime.fromisoformat(str(end))).days
-    found = f"promoted {champion.promoted_at[:10]}, its data end {str(end)[:10]}, {days:,} days ago"
+    found = f"promoted {champion.promoted_at[:10]}, its data end {str(end)[:10]}, {counted(days, 'day')} ago"
     if data in DATA_NAMES:
         yield Finding("model age", "ok", f"{found}: {data} is demo data and never grows")
     elif days > OLD_DAYS:
         yield Finding("model age", "warn", f"{found}; more than {OLD_DAYS} are old", "reco run --data DIR")
     else:
         yield Finding("model age", "ok", found)
-
-
-def _read_note(home: Path) -> dict[str, Any]:
-    """Return what `publish_features` noted; nothing without a readable note."""
-    try:
-        return dict(json.loads((home / "online_store.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _online_store(settings: Settings) -> Iterator[Finding]:
@@ -224,12 +220,17 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
         return
     finally:
         store.close()
-    if not (held := _read_note(settings.home)):
+    try:
+        held = read_publication(settings.home)
+    except PublicationDamaged as error:
+        yield Finding("online store", "warn", f"answers, but {error}", "reco run")
+        return
+    if held is None:
         yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
         return
-    found = f"{held.get('users', '?')} users as of {held.get('until') or held.get('cut', '?')}"
+    found = f"{counted(held.users, 'user')} as of {held.until}"
     champion = _champion_of(settings.home)
-    if champion is None or str(held.get("cut")) == champion.cut:
+    if champion is None or held.cut == champion.cut:
         yield Finding("online store", "ok", found)
     else:
         yield Finding("online store", "warn", found, f"the champion was trained until {champion.cut}")
@@ -241,8 +242,9 @@ def _stream(settings: Settings) -> Iterator[Finding]:
         return  # no stream was started here
     state = json.loads(file.read_bytes())
     silent_s = time.time() - state["updated_at"]
-    lag = "an unknown number of" if state["lag"] is None else f"{state['lag']:,}"
-    found = f"{state['events']:,} events, {state['dead_letters']:,} dead letters, {lag} messages wait"
+    lag = "an unknown number of messages" if state["lag"] is None else counted(state["lag"], "message")
+    found = f"{counted(state['events'], 'event')}, {counted(state['dead_letters'], 'dead letter')}"
+    found += f", waiting: {lag}"
     mend = "reco stream, or reco up; without it answers say stale_features"
     if not psutil.pid_exists(state["pid"]):
         yield Finding("stream", "warn", f"ended {silent_s:,.0f} s ago, after {found}", mend)
@@ -252,7 +254,7 @@ def _stream(settings: Settings) -> Iterator[Finding]:
         found += f"; the broker has been silent for {state['broker_silent_s']:,.0f} s"
         yield Finding("stream", "warn", found, "start the broker, or correct RECO_KAFKA_BOOTSTRAP")
     elif state["store_failures"]:
-        found += f"; the online store failed {state['store_failures']:,} times"
+        found += f"; the online store failed {counted(state['store_failures'], 'time')}"
         yield Finding("stream", "warn", found, "see the store's errors in the stream's log")
     else:
         yield Finding("stream", "ok", found)
@@ -273,7 +275,9 @@ def _facts(settings: Settings) -> Iterator[Finding]:
     finally:
         store.close()
     more = " or more" if len(facts) == PAGE else ""
-    yield Finding("facts", "ok", f"{len(facts):,}{more} prices, stocks, bans, promotions and coupons")
+    yield Finding(
+        "facts", "ok", f"{counted(len(facts), 'fact')}{more}: prices, stocks, bans, promotions, coupons"
+    )
 
 
 def _registry(settings: Settings) -> Iterator[Finding]:
@@ -327,7 +331,8 @@ def _listening(home: Path) -> Iterator[str]:
             serving.add(process.pid)
     for one in psutil.net_connections("tcp") if serving else ():
         if one.pid in serving and one.status == psutil.CONN_LISTEN:
-            yield f"http://{one.laddr.ip}:{one.laddr.port}"
+            ip = f"[{one.laddr.ip}]" if ":" in one.laddr.ip else one.laddr.ip
+            yield f"http://{ip}:{one.laddr.port}"
 
 
 def _endpoint(settings: Settings, urls: Sequence[str]) -> Iterator[Finding]:
@@ -348,13 +353,18 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         yield from _endpoint(settings, urls)
         return
     for field, port in (("http_port", settings.http_port), ("grpc_port", settings.grpc_port)):
-        with socket.socket() as probe:
-            probe.settimeout(0.5)
-            taken = port != 0 and probe.connect_ex((settings.host, port)) == 0
+        taken = port != 0 and _is_taken(settings.host, port)
         mend = f"the endpoint if it runs already; else choose another with {variable(field)}" if taken else ""
         yield Finding(
             f"port {port}", "warn" if taken else "ok", "something listens" if taken else "free", mend
         )
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(address) == 0
 
 
 def _signals(url: str) -> Iterator[Finding]:
@@ -397,6 +407,6 @@ def _rules(settings: Settings) -> Iterator[Finding]:
     if checked.refused:
         yield Finding("rules", "fail", f"{file} is not taken", mend)
     elif checked.problems:
-        yield Finding("rules", "warn", f"{file}: {len(checked.problems)} warnings", mend)
+        yield Finding("rules", "warn", f"{file}: {counted(len(checked.problems), 'warning')}", mend)
     else:
-        yield Finding("rules", "ok", f"{file}: {len(checked.rules)} rules")
+        yield Finding("rules", "ok", f"{file}: {counted(len(checked.rules), 'rule')}")

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from pipelines.live.ports import page
 from pipelines.live.supervisor import State, tail
-from pipelines.tables import table
+from pipelines.tables import counted, table
 
 LINE_S = 10.0  # between two lines of figures where there is no terminal
 SCRAPE_S = 1.0
@@ -165,8 +165,8 @@ def described(figures: dict[str, Any]) -> str:
         line += "".join(f", {rung} {share:.1%}" for rung, share in figures["rungs"].items())
         lines.append(line)
     if "events" in figures:
-        lag = "unknown" if figures["lag"] is None else f"{figures['lag']:,} messages"
-        lines.append(f"stream   {figures['events']:,} events, lag {lag}")
+        lag = "unknown" if figures["lag"] is None else counted(figures["lag"], "message")
+        lines.append(f"stream   {counted(figures['events'], 'event')}, lag {lag}")
     if "replay" in figures:
         lines.append(f"replay   {figures['replay']}")
     if "release" in figures:

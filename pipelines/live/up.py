@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -20,6 +19,7 @@ import redis
 from components.home import Running, write_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
+from feature_repo.stream.publication import read_publication
 from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
@@ -215,15 +215,15 @@ def fill_store(
     A store that got them stays as it is. Rows hold the ids of items, which every bundle reads.
     """
     note = home / "store" / "filled.json"
+    held = read_publication(home)
     with redis.Redis.from_url(url, socket_timeout=30) as client:
         empty = client.dbsize() == 0
-    held = _read(home / "online_store.json")
-    is_newer = held.get("cut", "") > champion.cut  # after a rollback
-    bundle_id, cut = held["bundle_id"] if is_newer else champion.bundle_id, champion.cut
-    if not empty and _read(note).get("bundle_id") == bundle_id:
+    newer = held if held and held.cut > champion.cut else None  # after a rollback
+    bundle_id, cut = newer.bundle_id if newer else champion.bundle_id, champion.cut
+    if not empty and _filled_with(note) == bundle_id:
         return
-    if held and (is_newer or features is None):
-        features, cut = home / "offline_store", held["cut"]
+    if held and (newer or features is None):
+        features, cut = home / "offline_store", held.cut
     if features is None:
         say(
             "the online store lacks the champion's features: the run that made it left none here, so that "
@@ -238,8 +238,12 @@ def fill_store(
     write_json(note, {"bundle_id": bundle_id, **counts})
 
 
-def _read(note: Path) -> dict[str, Any]:
-    return dict(json.loads(note.read_bytes())) if note.is_file() else {}
+def _filled_with(note: Path) -> str:
+    """Return the bundle whose features the store got; "" without a readable note: it gets them again."""
+    try:
+        return str(json.loads(note.read_bytes())["bundle_id"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _publish(features: Path, cut: str, bundle_id: str, home: Path, url: str) -> dict[str, int]:

@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "STRUCT": (dict,),
     "LIST": (list,),
 }
+_DEEPEST = 16  # groups within groups; Python's own functions end with an error at some hundreds
 
 
 # User and password of a URL that a step gets as an argument -> the variables in which they travel instead.
@@ -55,7 +56,7 @@ def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any
     """Return NAME=VALUE and NAME.KEY=VALUE as arguments, to any depth; a value that is JSON is read as JSON.
 
     Raises:
-        ArgumentsInvalid: a text without `=`.
+        ArgumentsInvalid: a text without `=`, or one that is nested deeper than any parameter.
     """
     given: dict[str, Any] = {}
     for text in texts:
@@ -71,7 +72,13 @@ def parse_params(texts: Iterable[str], option: str = "--param") -> dict[str, Any
             place = place.setdefault(step, {})
             if not isinstance(place, dict):
                 raise ArgumentsInvalid(f"{option} {text!r}: {step} was given as a value before")
-        place[key] = _read(value)
+        try:
+            place[key] = _read(value)
+            is_deep = _is_deep(given)
+        except RecursionError:
+            is_deep = True
+        if is_deep:
+            raise ArgumentsInvalid(f"{option} {text:.40}…: nested too deep, no parameter has so many groups")
     return given
 
 
@@ -127,3 +134,11 @@ def _read(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def _is_deep(value: Any) -> bool:
+    layer = [value]
+    for _ in range(_DEEPEST):
+        groups = [one for one in layer if isinstance(one, dict | list)]
+        layer = [inner for one in groups for inner in (one.values() if isinstance(one, dict) else one)]
+    return bool(layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MODEL_NAME = "checkout-recommender"
 DATA_NAMES = ("complete-journey", "toy")
+log = logging.getLogger(__name__)
 
 
 class NoRegistry(RecoError):
@@ -64,7 +66,15 @@ def check_train_until(text: str) -> None:
 
 
 def absolute(data: str) -> str:
-    """Return a folder's absolute path: steps run elsewhere, where a relative path names another folder."""
+    """Return a folder's absolute path: steps run elsewhere, where a relative path names another folder.
+
+    The name of a data set stays one, also beside a folder with that name: a run repeated elsewhere reads the
+    same data.
+    """
+    if data in DATA_NAMES:
+        if Path(data).exists():
+            log.warning("%s is the built-in data set; for the folder here give ./%s", data, data)
+        return data
     return str(Path(data).absolute()) if data and Path(data).exists() else data
 
 
@@ -274,11 +284,12 @@ def dataset_of(home: Path, data: str) -> Path:
     from components.data.ingest_events import BUILT_IN, NO_CUT, ingest_events
 
     check_data(data)
-    if (Path(data) / "manifest.json").is_file():
-        return Path(data)
     source = absolute(data)
-    if source in BUILT_IN and (existing := run_datasets(home, source)):
-        return existing[0]
+    if source in BUILT_IN:
+        if existing := run_datasets(home, source):
+            return existing[0]
+    elif (Path(data) / "manifest.json").is_file():
+        return Path(data)
     path = Path(source).resolve()
     number = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]  # folders elsewhere may have the same name
     folder = home / "datasets" / (source if source in BUILT_IN else f"{path.name}-{number}")

@@ -377,7 +377,7 @@ def _api(host: str) -> Iterator[None]:
 def _message(body: Any) -> str:
     try:
         found = json.loads(body)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return ""
     return (
         str(found.get("message") or found.get("error_message") or "")[:500] if isinstance(found, dict) else ""

@@ -28,9 +28,10 @@ CLIENT_ERROR = "client_error"  # a bug in this package; the log has the tracebac
 class NotAnswered(Exception):
     """The endpoint gave no answer; only a `strict` client raises it. `reason` is one of those above."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
+        self.retry_after_s = retry_after_s  # as the answer said
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Request -> the endpoint's answer: attempts, retry budget, circuit breaker, addresses.
 
-The client retries a failed attempt once (connection lost, 429, 5xx). It never retries a slow one: the
-endpoint keeps the deadline itself and answers from a lower rung in time. A second request would bring the
-same answer and double the load of an overloaded server. The endpoint cannot answer for its own death, and
-that shows as a lost connection.
+The client retries a failed attempt once (connection lost, 429, 5xx), after its `Retry-After`. It never
+retries a slow one: the endpoint keeps the deadline itself and answers from a lower rung in time. A second
+request would bring the same answer and double the load of an overloaded server. The endpoint cannot answer
+for its own death, and that shows as a lost connection.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from importlib import import_module
 
 import httpx
@@ -170,8 +171,12 @@ class EndpointCaller:
         try:
             return await self._attempt(request)
         except NotAnswered as error:
-            if error.reason not in _RETRIED or not self._budget.spend():
+            pause_s = error.retry_after_s
+            is_in_time = pause_s < request.deadline - time.monotonic()
+            if error.reason not in _RETRIED or not is_in_time or not self._budget.spend():
                 raise
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
         return await self._attempt(request)
 
     async def _attempt(self, request: PreparedRequest) -> Recommendations:
@@ -185,7 +190,11 @@ class EndpointCaller:
         except httpx.HTTPError as error:
             raise NotAnswered(MALFORMED_ANSWER, repr(error)) from error
         if answer.status_code != 200:
-            raise NotAnswered(_reason_of(answer.status_code), f"{answer.status_code} {answer.text[:300]}")
+            raise NotAnswered(
+                _reason_of(answer.status_code),
+                f"{answer.status_code} {answer.text[:300]}",
+                _retry_after_s(answer.headers.get("retry-after", "")),
+            )
         return read_answer(answer.content, request.request_id)
 
     async def _post(self, address: str, request: PreparedRequest) -> httpx.Response:
@@ -210,6 +219,16 @@ def _reason_of(status: int) -> str:
     if status in (429, 503):
         return OVERLOADED
     return SERVER_ERROR if status >= 500 else UNEXPECTED_STATUS
+
+
+def _retry_after_s(text: str) -> float:
+    """Return the seconds of a header Retry-After, a number or a date; 0 for anything else."""
+    if text.isdecimal():
+        return float(text)
+    try:
+        return parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
 
 
 class Addresses:

@@ -15,9 +15,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import orjson
 
 from feature_repo.facts import Fact, parse_fact, unranked, user_of, valid_facts
 from serving.errors import FactsUnavailable
@@ -52,10 +54,10 @@ class FactStore(Protocol):
         from `sequence` on: it was lost, or that fact was removed.
         """
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace; readers keep the facts they have read, so withdraw them first."""
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
@@ -97,21 +99,22 @@ class SqliteFactStore:
 
     def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
-        rows = self._read(_CHANGED, sequence, PAGE + bool(sequence))
+        rows = [
+            (ranked, _sequence_of(at)) for ranked, at in self._read(_CHANGED, sequence, PAGE + bool(sequence))
+        ]
         return _parsed(ranked for ranked, at in rows if at > sequence), rows[-1][1] if rows else 0
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
-        rows = self._read("SELECT key, ranked FROM facts")
-        return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
+        return _facts_of(user_id, self._read("SELECT key, CAST(ranked AS BLOB) FROM facts"))
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace, also from the free pages of the file."""
         with self._as_unavailable(), self._lock:
             if not self._path.exists():
                 return
             connection = self._current(make=True)
-            connection.executemany("DELETE FROM facts WHERE key = ?", [(fact.key,) for fact in facts])
+            connection.executemany("DELETE FROM facts WHERE key = ?", [(key,) for key in keys])
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -128,7 +131,7 @@ class SqliteFactStore:
 
     def beats(self) -> dict[int, float]:
         """Return each partition that had a beat, and until when its facts are stored."""
-        return dict(self._read("SELECT partition, at FROM beats"))
+        return _beats_of(self._read("SELECT partition, at FROM beats"))
 
     def _read(self, query: str, *values: int) -> list[Any]:
         with self._as_unavailable(), self._lock:
@@ -197,7 +200,7 @@ _KEEP = """
 INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
 WHERE excluded.ranked > facts.ranked"""
-_CHANGED = "SELECT ranked, sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+_CHANGED = "SELECT CAST(ranked AS BLOB), sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
 
 
 class RedisFactStore:
@@ -219,28 +222,28 @@ class RedisFactStore:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
         limits = sequence, "+inf", "WITHSCORES", "LIMIT", 0, PAGE + bool(sequence)
         changes = self._ask("ZRANGEBYSCORE", _SEQUENCE, *limits)
-        last = int(float(changes[-1])) if changes else 0
-        keys = [key for key, at in zip(changes[::2], changes[1::2], strict=True) if float(at) > sequence]
+        at = [_sequence_of(score) for score in changes[1::2]]
+        last = at[-1] if at else 0
+        keys = [key for key, one in zip(changes[::2], at, strict=True) if one > sequence]
         # A fact that changes between the two calls is read in its new form now, and again later.
         ranked = self._ask("HMGET", _FACTS, *keys) if keys else []
         return _parsed(value for value in ranked if value is not None), last
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
+    def of_user(self, user_id: str) -> dict[str, Fact | None]:
+        """Return by key the facts that are for one user alone; None is one that is damaged."""
         rows: dict[bytes, bytes] = {}
         cursor = 0
         while True:
             cursor, page = self._ask("HSCAN", _FACTS, cursor, "COUNT", PAGE)
             rows |= page
             if not cursor:
-                own = (row for key, row in rows.items() if user_of(key.decode(errors="replace")) == user_id)
-                return _parsed(own)
+                return _facts_of(user_id, ((key.decode(errors=_RAW), row) for key, row in rows.items()))
 
-    def remove(self, facts: Sequence[Fact]) -> None:
+    def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace."""
-        if keys := [fact.key for fact in facts]:
-            self._ask("HDEL", _FACTS, *keys)
-            self._ask("ZREM", _SEQUENCE, *keys)
+        if names := [key.encode(errors=_RAW) for key in keys]:
+            self._ask("HDEL", _FACTS, *names)
+            self._ask("ZREM", _SEQUENCE, *names)
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
         """Note until when all facts in these partitions of the topic are stored."""
@@ -249,7 +252,7 @@ class RedisFactStore:
 
     def beats(self) -> dict[int, float]:
         """Return each partition that had a beat, and until when its facts are stored."""
-        return {int(partition): float(at) for partition, at in self._ask("HGETALL", _BEATING).items()}
+        return _beats_of(self._ask("HGETALL", _BEATING).items())
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -263,6 +266,7 @@ class RedisFactStore:
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"
+_RAW = "surrogateescape"  # a damaged key may be no text, and must be removable
 _BEATING = "{checkout:facts}:beats"  # partition -> until when its facts are stored
 # Redis compares strings by the locale of its server; facts are ordered by their bytes.
 _KEEP_SCRIPT = """
@@ -300,7 +304,37 @@ def complete_until(store: FactStore) -> float:
     return min((at for at in store.beats().values() if at > time.time() - GONE_S), default=0.0)
 
 
-def _parsed(stored: Iterator[bytes]) -> list[Fact]:
+def _sequence_of(stored: Any) -> int:
+    try:
+        return int(float(stored))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FactsUnavailable(
+            f"the fact store has a change with the number {stored!r:.20}, expected microseconds: empty the "
+            "store and send all facts again"
+        ) from error
+
+
+def _beats_of(rows: Iterable[tuple[Any, Any]]) -> dict[int, float]:
+    """Return the beats without damaged ones: the stream reads such a partition again, and notes it."""
+    beats: dict[int, float] = {}
+    for partition, stored in rows:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(at := float(stored)):
+                beats[int(partition)] = at
+    return beats
+
+
+def _facts_of(user_id: str, rows: Iterable[tuple[str, bytes]]) -> dict[str, Fact | None]:
+    """Return by key the facts of one user; None is a damaged one whose key or content names the user."""
+    naming = b'"user_id":' + orjson.dumps(user_id)  # as `Fact.to_json` writes it
+    own: dict[str, Fact | None] = {}
+    for key, ranked in rows:
+        if user_of(key) == user_id or naming in ranked:
+            own[key] = next(iter(_parsed([ranked])), None)
+    return own
+
+
+def _parsed(stored: Iterable[bytes]) -> list[Fact]:
     facts: list[Fact] = []
     for ranked in stored:
         try:

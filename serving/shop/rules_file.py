@@ -11,6 +11,7 @@
       - name: recall 17
         items: [995242]
 
+`{}` or a comment alone is a file without rules; an empty one is refused.
 `SECTIONS` lists the kinds, docs/how-to/own-rules.md explains them. Text is not converted, so the item 007
 stays 007. YAML beyond lists and mappings (aliases, tags, several documents) is refused.
 """
@@ -126,6 +127,9 @@ def rules_of(content: bytes) -> tuple[list[Rule], list[RuleProblem]]:
 
 def parse_rules(text: str) -> tuple[list[Rule], list[RuleProblem]]:
     """Return the rules in a text, and all its errors and warnings, by line."""
+    # A half-finished save leaves an empty file: it must not end the bans.
+    if not text.removeprefix("\ufeff").strip():
+        return [], [RuleProblem(1, "the file is empty: for no rules write {}, or delete it", True)]
     try:
         root = _read_yaml(text)
     except RulesInvalid as error:

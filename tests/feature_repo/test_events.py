@@ -407,6 +407,7 @@ def test_a_flipped_byte_is_noticed(shop: Dataset, tmp_path: Path) -> None:
         (None, "no manifest"),
         ("{", "is no manifest"),
         ("[]", "is no manifest"),
+        ("[" * 100_000, "is no manifest"),
         ('{"kind": "bundle", "files": {}}', "holds a bundle"),
     ],
 )

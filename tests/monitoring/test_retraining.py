@@ -122,7 +122,7 @@ def test_the_start_is_recorded(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "retrain.json").read_text())["reason"] == "category PSI 0.2"
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"started_at": "then", "key": ""}', "[]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"started_at": "then", "key": ""}', "[]", "[" * 100_000])
 def test_a_broken_record_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "retrain.json").write_text(text)
     with pytest.raises(ValueError, match=r"retrain\.json .* remove it"):

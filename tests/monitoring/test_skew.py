@@ -21,6 +21,7 @@ from serving.prediction_log import Record, read_log, records_to_table
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.feature_repo.stream.test_publication import write_note
 
 REQUESTS = 1_000
 
@@ -128,18 +129,10 @@ def test_an_empty_log_is_no_skew(served: Path, toy_line: Path, tmp_path: Path) -
 
 
 def test_a_home_without_archive_is_refused(tmp_path: Path) -> None:
-    note = tmp_path / "online_store.json"
     with pytest.raises(FileNotFoundError, match="reco run"):
         replay_home(tmp_path, tmp_path / "bundle", 10)
-    note.write_text('{"created_at": "2020-01-01T00:00:00Z"}')
+    write_note(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"events holds no events to compute from: `reco run`"):
-        replay_home(tmp_path, tmp_path / "bundle", 10)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"created_at": 5}'])
-def test_a_damaged_note_of_the_publication_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "online_store.json").write_text(content)
-    with pytest.raises(ValueError, match=r"online_store\.json says no time .*`reco run` writes it again"):
         replay_home(tmp_path, tmp_path / "bundle", 10)
 
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from pipelines.tables import moment, size, table
+from pipelines.tables import counted, moment, size, table
 
 
 def test_numbers_are_aligned_right_and_words_left() -> None:
@@ -32,3 +32,7 @@ def test_a_terminal_gets_its_width_and_colours(monkeypatch: pytest.MonkeyPatch) 
 def test_sizes_and_times_are_short() -> None:
     assert (size(1_500_000), size(900)) == ("1.5 MB", "0.9 kB")
     assert moment(0) == "1970-01-01 00:00"
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [counted(number, "line") for number in (0, 1, 1_234)] == ["0 lines", "1 line", "1,234 lines"]

@@ -1,5 +1,6 @@
 """Lists, pairs and codes of the examples; that none knows its own moment: see test_point_in_time.py."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,9 @@ def test_events_after_a_base_change_no_examples_before_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
+def test_early_windows_without_a_catalogue_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A young shop: one basket stands long before the others, too little to fit anything on."""
     from components.data.fit_statistics import fit_statistics
     from feature_repo.events import Dataset, write_dataset
@@ -256,7 +259,10 @@ def test_early_windows_without_a_catalogue_are_left_out(tmp_path: Path) -> None:
     write_dataset(tmp_path / "dataset", Dataset(events, data.items, {"name": "young"}))
     cut = data.events["at"].max().isoformat()
     fit_statistics(tmp_path / "dataset", tmp_path / "statistics", cut)
-    build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "out", cut, {"windows": 5})
+    with caplog.at_level(logging.INFO):
+        build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "out", cut, {"windows": 5})
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert [line.split()[0] for line in said] == ["counting", "replaying"], "each part says that it begins"
     assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
 
 

@@ -150,6 +150,10 @@ def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     assert erase_lines(file, "12", dry_run=True) == erase_lines(file, "12") == 2
     assert [json.loads(line) for line in file.read_text().splitlines()] == [lines[1], lines[3]]
     assert erase_lines(file, "12") == 0
+    damaged = ['"12"', "9", '{"user_id": "12', "[" * 100_000]
+    file.write_text("\n".join(damaged))
+    assert erase_lines(file, "12") == 2
+    assert file.read_text().splitlines() == [damaged[1], damaged[3]]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])

@@ -4,7 +4,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,20 @@ def test_coupons_of_one_user_go_and_readers_see_them_expire(
     assert sorted(fact.fact_id for fact in left) == ["2", "3", "p"]
     store.write([later])
     assert erase_coupons(url, "forget me", UNTIL) == 0
-    store.remove([later])
+    store.remove([later.key])
     store.close()
     for file in tmp_path.glob("facts.db*"):
         assert b"forget me\x1f" not in file.read_bytes()
+
+
+def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
+    """Its key still names the user."""
+    url = f"sqlite:///{tmp_path / 'facts.db'}"
+    with closing(open_fact_store(url)) as store:
+        store.write([Fact(user, "coupon", "tea", "TEA", AT, None, user) for user in ("u1", "u10")])
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+        file.execute("UPDATE facts SET ranked = substr(ranked, 1, 30)")
+    assert erase_coupons(url, "u1", UNTIL, dry_run=True) == 1
+    assert erase_coupons(url, "u1", UNTIL) == 1
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
+        assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]

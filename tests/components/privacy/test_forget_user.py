@@ -225,7 +225,7 @@ def test_a_coupon_whose_clock_is_ahead_goes_too(home: Path) -> None:
     # Beside a Redis that is away, the file under home counts, too.
     report = forget_user(settings_of(home, store_url="redis://127.0.0.1:1/0"), USER)
     assert places(report)["fact store's file"] == (2, DONE)
-    assert store.of_user(USER) == []
+    assert store.of_user(USER) == {}
     store.close()
     assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
 

@@ -181,6 +181,11 @@ def test_added_latency_is_paid_for_in_sales(added_ms: float, left: float, refuse
     assert [check.metric for check in checks if not check.passed] == refused
 
 
+def test_an_answer_that_takes_as_long_as_before_shows_no_minus() -> None:
+    [paid] = [check for check in compare(measured(0.16, 0.16, -0.04)) if check.metric == PAID]
+    assert "0.00% of sales lost to the +0.0 ms that an answer takes" in paid.reason
+
+
 def test_a_better_challenger_may_take_longer_and_a_quicker_one_may_not_be_worse() -> None:
     # 3 % better, 200 ms later: 0.1648 x 0.98 = 0.161504, more than 0.1584.
     assert failed(measured(0.1648, 0.16, 200.0)) == []

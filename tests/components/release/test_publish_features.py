@@ -33,6 +33,7 @@ from feature_repo.queries import User
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
+from feature_repo.stream.publication import PublicationDamaged
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
@@ -175,6 +176,9 @@ class TestSqlite:
         with pytest.raises(Conflict, match=r"newer is champion: those of bundle abc.* replace nothing"):
             publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
         assert (copy / "registry.db").read_bytes() == before
+        (copy / "online_store.json").write_text("")  # nothing says whether it is a late one
+        with pytest.raises(PublicationDamaged, match=r"online_store\.json does not say"):
+            publish_features(features / "earlier", iso(CUT), PROMOTED, str(copy))
         # After a rollback the older bundle is champion, and its run may fill the stores again; also where the
         # note is damaged, which it writes again.
         (copy / "online_store.json").write_text("{")

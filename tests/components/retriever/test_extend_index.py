@@ -58,6 +58,21 @@ def test_a_file_of_items_keeps_ids_as_text(tmp_path: Path) -> None:
         read_new_items(tmp_path / "empty.csv")
 
 
+@pytest.mark.parametrize("ending", ["zip", "tar", "gz", "bz2", "xz"])
+def test_a_broken_archive_of_items_is_named(tmp_path: Path, ending: str) -> None:
+    whole, broken = tmp_path / f"whole.{ending}", tmp_path / f"items.csv.{ending}"
+    items = pd.DataFrame({"item_id": [f"item-{number}" for number in range(500)]})
+    items.to_csv(whole, index=False)
+    assert len(read_new_items(whole)) == 500
+    content = whole.read_bytes()
+    for half in (b"", b"no archive", content[: len(content) // 3]):
+        broken.write_bytes(half)
+        with pytest.raises(ValueError, match=rf"items\.csv\.{ending} is no CSV file of items"):
+            read_new_items(broken)
+    with pytest.raises(FileNotFoundError):
+        read_new_items(tmp_path / f"nowhere.{ending}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"), [("price", -3.0), ("price", 1e39), ("price", "dear"), ("is_private", 0.5)]

@@ -41,12 +41,12 @@ def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) 
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])
-def test_a_read_is_repeated_after_a_fault_that_passes_and_a_write_is_not(status: int) -> None:
+def test_a_read_and_a_patch_are_repeated_after_a_fault_that_passes(status: int) -> None:
     calls: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         calls.append(request.method)
-        if len(calls) not in (1, 2, 4):
+        if len(calls) not in (1, 2, 4, 5, 7):
             return httpx.Response(200, json={"kind": "Job"})
         if not status:
             raise httpx.ReadError("reset")
@@ -54,6 +54,21 @@ def test_a_read_is_repeated_after_a_fault_that_passes_and_a_write_is_not(status:
 
     cluster = Cluster(httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer)), "checkout")
     assert cluster.get("Job", "a") == {"kind": "Job"}
+    assert cluster.patch("Job", "a", {}, "1") == {"kind": "Job"}
     with pytest.raises(ClusterUnreachable, match="reset"):
         cluster.create("Job", {})
-    assert calls == ["GET"] * 3 + ["POST"]
+    assert calls == ["GET"] * 3 + ["PATCH"] * 3 + ["POST"], "a second POST would meet the first one's object"
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits_s"), [("1", 1.0), ("0", 0.3), ("3600", 10.0), ("", 0.3), ("soon", 0.3)]
+)
+def test_the_next_attempt_waits_as_long_as_the_api_asks(
+    monkeypatch: pytest.MonkeyPatch, asked: str, waits_s: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("components.rollout.cluster.time.sleep", slept.append)
+    answers = iter([httpx.Response(429, headers={"retry-after": asked}), httpx.Response(200, json={})])
+    transport = httpx.MockTransport(lambda request: next(answers))
+    Cluster(httpx.Client(base_url="http://api", transport=transport), "checkout").get("Job", "a")
+    assert slept == [waits_s]

@@ -9,6 +9,7 @@ import pytest
 
 from components.home import Running, announced, locked
 from serving.shop.fact_store import open_fact_store
+from tests.feature_repo.stream.test_publication import write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
@@ -17,7 +18,7 @@ def test_facts_from_a_file_are_written_to_the_store_beside_the_users(tmp_path: P
     file.write_text(f"{PRICE}\n\n{SOLD_OUT}\n")
     checked = reco(tmp_path, "facts", str(file), "--dry-run")
     assert (checked.exit_code, standing(tmp_path)) == (0, [])
-    assert "2 facts keep the contract; nothing was written" in checked.output
+    assert "2 valid facts; nothing was written" in checked.output
     written = reco(tmp_path, "facts", str(file), "--output", "json")
     assert json.loads(written.output) == {"facts": 2, "refused": [], "changed": 2}
     assert standing(tmp_path) == [("price", 2.5), ("stock", 0.0)]
@@ -30,8 +31,8 @@ def test_facts_outlive_their_writer_beside_a_store_in_memory(
     monkeypatch.setenv("RECO_STORE_URL", "memory:")
     file = tmp_path / "facts.jsonl"
     file.write_text(f"{PRICE}\n")
-    assert "1 facts read, 1 changed a stored value" in reco(tmp_path, "facts", str(file)).output
-    assert "1 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
+    assert "1 fact read, 1 changed a stored value" in reco(tmp_path, "facts", str(file)).output
+    assert "1 fact read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
     assert standing(tmp_path) == [("price", 2.5)]
 
 
@@ -102,7 +103,7 @@ def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path
     place = tmp_path / "shop"
     shutil.copytree(home, place, symlinks=True)
     shutil.copytree(toy_line / "home" / "offline_store", place / "offline_store")
-    (place / "online_store.json").write_text('{"created_at": "2020-01-01T00:00:00Z"}')
+    write_note(place)
     done = reco(place, "replay")
     assert done.exit_code == 1
     assert "nothing to compare: what is written of the log holds no answer" in done.output

@@ -26,7 +26,7 @@ def test_without_a_file_it_is_written_where_the_endpoint_reads(tmp_path: Path) -
 
 
 def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty one would serve without the ban of age-restricted goods."""
+    """With an empty one no endpoint would start."""
 
     def write(self: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
@@ -38,6 +38,6 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_item_is_refused(shop: Path, tmp_path: Path) -> None:
-    (tmp_path / "rules.yaml").write_text("")
+    (tmp_path / "rules.yaml").write_text("{}")
     done = reco(shop, "rules", "preview", "--file", str(tmp_path / "rules.yaml"), "--basket", "type 4")
     assert (done.exit_code, "did you mean 1000004 type 4?" in done.output) == (2, True)

@@ -97,7 +97,7 @@ def test_a_folder_without_a_valid_row_is_reported_like_any_other(shop: Path, tmp
     write(shop, "u1,b,i,2024-01-02,-3")
     done = reco(tmp_path, "check", str(shop))
     assert (done.exit_code, "0 valid rows" in done.output) == (1, True)
-    assert "1 rows refused, 100.0% of all" in done.output
+    assert "1 row refused, 100.0% of all" in done.output
     assert "max_quarantine_ratio" not in done.output, "no limit lets a run begin without a row"
 
 

@@ -13,7 +13,9 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from components.home import Running, announced, command, locked
@@ -25,6 +27,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
+from tests.feature_repo.stream.test_publication import write_note
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
@@ -122,7 +125,7 @@ def test_the_age_of_the_champion_s_data_is_told(
 ) -> None:
     end = (datetime.now(UTC) - timedelta(days=days, hours=1)).isoformat()
     write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2020-01-01", "2020-02-02"))
-    (tmp_path / "online_store.json").write_text(json.dumps({"until": end}))
+    write_note(tmp_path, until=end)
     run = new_run(tmp_path, "training", {"data": data}, ["promote-bundle"])
     run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
     run.save()
@@ -160,17 +163,28 @@ def test_a_pointer_that_differs_from_the_alias_is_found(
 
 @pytest.mark.slow
 def test_an_online_store_of_another_run_is_found(home: Path) -> None:
-    (home / "online_store.json").write_text(json.dumps({"cut": "2024-05-01T00:00:00Z", "users": 3}))
+    write_note(home, cut="2024-05-01T00:00:00Z", until="2024-05-01T00:00:00Z")
     found = look(home)["online store"]
     assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
     assert "the champion was trained until" in found.mend
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_a_damaged_note_of_the_online_store_is_named(home: Path, content: str) -> None:
+    (home / "online_store.json").write_text(content)
+    found = look(home)
+    assert found["online store"].status == "warn"
+    assert found["online store"].found.startswith(f"answers, but {home / 'online_store.json'} does not say")
+    assert found["online store"].mend == command(home, "run")
+    assert found["model age"].status == "ok", "it is as old as its cut"
+
+
 @pytest.mark.parametrize(
     ("changed", "status", "says"),
     [
-        ({}, "ok", "1,234 events, 5 dead letters, 6 messages wait"),
-        ({"lag": None}, "ok", "an unknown number of messages wait"),
+        ({}, "ok", "1,234 events, 5 dead letters, waiting: 6 messages"),
+        ({"lag": None}, "ok", ", waiting: an unknown number of messages"),
         ({"updated_at": 1_700_000_000}, "warn", "silent for "),
         ({"pid": 2**22 + 1}, "warn", "ended 0 s ago, after 1,234 events"),
         ({"store_failures": 7}, "warn", "the online store failed 7 times"),
@@ -196,7 +210,7 @@ def test_the_facts_in_force_are_reported(tmp_path: Path) -> None:
     line = {"fact_id": "f", "fact": "stock", "item_id": "tea", "value": 0, "at": "2024-06-12T10:00:00Z"}
     store.write([parse_fact(json.dumps(line).encode())])
     store.close()
-    assert look(tmp_path)["facts"].found.startswith("1 prices")
+    assert look(tmp_path)["facts"].found.startswith("1 fact: prices")
     (tmp_path / "facts.db").write_bytes(b"no database, but as long as one" * 100)
     assert look(tmp_path)["facts"].status == "fail"
 
@@ -225,14 +239,34 @@ def test_a_failed_run_comes_with_the_command_that_helps(tmp_path: Path, error: s
     assert found.mend == command(tmp_path, mend.format(run_id=run.run_id))
 
 
-def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_port_in_use_is_reported(tmp_path: Path, family: socket.AddressFamily, host: str) -> None:
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
         taken.listen()
         port = taken.getsockname()[1]
-        found = look(tmp_path, http_port=port)[f"port {port}"]
+        found = look(tmp_path, http_port=port, host=host)[f"port {port}"]
     assert found.status == "warn"
     assert variable("http_port") in found.mend
+
+
+def test_an_endpoint_at_an_ipv6_address_has_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["python", "-m", "serving.server", "--home", str(tmp_path)]
+    process = SimpleNamespace(pid=7, info={"cmdline": words})
+    monkeypatch.setattr(psutil, "process_iter", lambda names: [process])
+    listening = [
+        SimpleNamespace(pid=7, status=psutil.CONN_LISTEN, laddr=SimpleNamespace(ip=ip, port=1))
+        for ip in ("::1", "127.0.0.1")
+    ]
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: listening)
+    found = look(tmp_path)["endpoint"].found
+    assert found.startswith("http://127.0.0.1:1/healthz: ")
+    assert ", http://[::1]:1/healthz: " in found
+    away = look(tmp_path, store_url="redis://[::1]:1/0")["online store"]
+    assert (away.status, "[::1]:1" in away.found) == ("fail", True)
 
 
 def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +276,7 @@ def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("text", "status", "says"),
-    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rules")],
+    [("ban: [", "fail", "is not taken"), ("ban:\n  - {name: a, items: [x]}\n", "ok", "1 rule")],
 )
 def test_the_rules_are_reported_as_read(tmp_path: Path, text: str, status: str, says: str) -> None:
     (tmp_path / "rules.yaml").write_text(text)

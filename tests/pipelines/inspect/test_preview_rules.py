@@ -69,7 +69,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     writer.start()
     done = reco(tmp_path, "rules", "check", str(pipe))
     writer.join()
-    assert (done.exit_code, "1 rules (1 now" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "1 rule (1 now" in done.stdout) == (0, True), done.output
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_name_unknown_to_the_champion_is_a_warning(home: Path) -> None:
 @pytest.mark.slow
 def test_an_answer_is_shown_before_and_after(home: Path) -> None:
     asked = ("--basket", "item-002,item-004", "--at", "2024-06-10T00:00:00Z", "--store", "store-0", "-k", "5")
-    (home / "rules.yaml").write_text("")
+    (home / "rules.yaml").write_text("{}")
     usual = json.loads(reco(home, "rules", "preview", *asked, "--output", "json").stdout)
     assert (
         [one["slot"] for one in usual["items"]]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
+from feature_repo.stream.publication import PublicationDamaged
 from pipelines.live import up
 from pipelines.live.monitors import Programs
 from pipelines.live.ports import PortInUse, answers
@@ -177,6 +178,15 @@ def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
         client.set("a", "b")
     fill_store(valkey[0], tmp_path, CHAMPION, tmp_path / "nowhere", said.append)
     assert len(said) == 1
+    (tmp_path / "store" / "filled.json").write_text("")  # nothing says that it is filled
+    fill_store(valkey[0], tmp_path, CHAMPION, None, said.append)
+    assert len(said) == 2
+
+
+def test_a_damaged_note_of_the_publication_is_named(tmp_path: Path) -> None:
+    (tmp_path / "online_store.json").write_text("")
+    with pytest.raises(PublicationDamaged, match=r"online_store\.json does not say"):
+        fill_store("redis://127.0.0.1:1/0", tmp_path, CHAMPION, None, print)
 
 
 @pytest.mark.slow

@@ -29,6 +29,16 @@ def test_a_param_without_name_or_value_is_refused(text: str) -> None:
         parse_params([text])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [f"a={'[' * 10_000}", f"a={'[' * 500}{']' * 500}", f"a={'[' * 20}{']' * 20}", f"{'a.' * 10_000}a=1"],
+)
+def test_a_param_that_is_nested_without_end_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentsInvalid, match=r"^--param .{40}…: nested too deep") as raised:
+        parse_params(["b=1", text])
+    assert len(str(raised.value)) < 200
+
+
 def test_passwords_travel_in_the_environment() -> None:
     given, environment = without_passwords(
         {

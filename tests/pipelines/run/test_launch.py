@@ -20,6 +20,8 @@ from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
+    DATA_NAMES,
+    absolute,
     dataset_of,
     newest_data,
     promoted,
@@ -238,3 +240,21 @@ def test_a_named_data_set_comes_from_a_run(tmp_path: Path) -> None:
     held.mkdir(parents=True)
     (held / "manifest.json").write_text("{}")
     assert dataset_of(tmp_path, "toy") == held
+
+
+@pytest.mark.parametrize("name", DATA_NAMES)
+def test_a_name_is_the_built_in_data_set_also_beside_a_folder_with_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute(name) == name
+    assert caplog.text == ""
+    shop = shop_of(tmp_path / name, "ann,b,i,2024-01-02")
+    assert absolute(name) == name
+    assert f"{name} is the built-in data set; for the folder here give ./{name}" in caplog.text
+    assert absolute(f"./{name}") == str(shop)
+    assert read_dataset(dataset_of(tmp_path, f"./{name}")).events["user_id"].tolist() == ["ann"]
+    run = new_run(tmp_path, "training", {"data": name}, ["ingest-events"])
+    shutil.copytree(dataset_of(tmp_path, f"./{name}"), run.artifacts("ingest-events") / "dataset")
+    (shop / "manifest.json").write_text("{}")
+    assert dataset_of(tmp_path, name) == run.artifacts("ingest-events") / "dataset"

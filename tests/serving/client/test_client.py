@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -297,6 +298,43 @@ def test_an_error_that_would_repeat_is_not_retried(
     server = serve(always(http(status, b'{"error": "k must be 0 or more"}')))
     check_fallback(ask(server.url), reason)
     assert len(server.requests) == 1
+
+
+def later(status: int, retry_after: str) -> bytes:
+    return http(status, b"{}").replace(b"\r\n", b"\r\nRetry-After: %s\r\n" % retry_after.encode(), 1)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_retry_waits_as_long_as_the_endpoint_asks(
+    serve: Callable[[Say], Server], ask: Ask, status: int
+) -> None:
+    server = serve(then(later(status, "1")))
+    began = time.monotonic()
+    assert ask(server.url, request_id="r") == answer_to({"request_id": "r"})
+    assert time.monotonic() - began >= 1
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("retry_after", ["3600", "9" * 400, "Fri, 31 Dec 2199 23:59:59 GMT"])
+def test_a_retry_that_would_come_too_late_is_not_made(
+    serve: Callable[[Say], Server], ask: Ask, retry_after: str
+) -> None:
+    server = serve(always(later(429, retry_after)))
+    began = time.monotonic()
+    check_fallback(ask(server.url), answers.OVERLOADED)
+    assert time.monotonic() - began < PATIENT_MS / 2e3, "it does not wait for its deadline"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "retry_after", ["0", "", "soon", "-1", "1e3", "nan", "Fri, 31 Dec 1999 23:59:59 GMT"]
+)
+def test_a_retry_without_a_time_to_wait_for_is_made_at_once(
+    serve: Callable[[Say], Server], ask: Ask, retry_after: str
+) -> None:
+    server = serve(then(later(429, retry_after)))
+    assert ask(server.url, request_id="r") == answer_to({"request_id": "r"})
+    assert len(server.requests) == 2
 
 
 def test_retries_add_at_most_a_tenth_to_the_load(serve: Callable[[Say], Server]) -> None:

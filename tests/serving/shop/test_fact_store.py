@@ -1,12 +1,14 @@
 """Every fact store behaves the same: facts in force, changes, and failures."""
 
+import math
 import multiprocessing
 import random
 import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,30 +65,49 @@ def test_an_empty_store_holds_nothing(store: FactStore) -> None:
 
 
 def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> None:
-    assert store.of_user("u1") == []
+    assert store.of_user("u1") == {}
     store.remove([])
     for_one = [Fact(str(n), "coupon", "a", f"C{n}", AT, None, "u1") for n in range(3)]
     rest = [Fact("9", "coupon", "a", "C0", AT, None, "u10"), Fact("8", "coupon", "a", "C0", AT), price("a")]
     store.write([*for_one, *rest])
-    assert sorted(store.of_user("u1"), key=lambda fact: fact.fact_id) == for_one
-    store.remove(for_one)
-    store.remove(for_one)
-    assert store.of_user("u1") == []
+    assert store.of_user("u1") == {fact.key: fact for fact in for_one}
+    store.remove(store.of_user("u1"))
+    store.remove([fact.key for fact in for_one])
+    assert store.of_user("u1") == {}
     assert {fact.fact_id for fact in all_of(store)[0]} == {"9", "8", "f"}
     assert store.write(for_one[:1]) == 1  # the store looks as if the fact had never existed
+
+
+def put(store: FactStore, folder: Path, entries: Mapping[str, bytes]) -> None:
+    """Put entries into a store as they are, whether they are facts or not."""
+    if isinstance(store, RedisFactStore):
+        for number, (key, ranked) in enumerate(entries.items(), 1):
+            store._ask("HSET", "{checkout:facts}:ranked", key, ranked)
+            store._ask("ZADD", "{checkout:facts}:sequence", number, key)
+        return
+    with closing(sqlite3.connect(folder / "new" / "facts.db")) as file, file:
+        rows = [(key, ranked, number) for number, (key, ranked) in enumerate(entries.items(), 1)]
+        file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", rows)
 
 
 def test_an_entry_that_is_no_fact_does_not_hide_the_facts_of_a_user(store: FactStore, tmp_path: Path) -> None:
     own = Fact("1", "coupon", "a", "TEA", AT, None, "u1")
     store.write([own])
+    put(store, tmp_path, {"stray": b"", "other": b'{"user_id":"u10"}'})
     if isinstance(store, RedisFactStore):
-        for key in ("stray", b"\xff"):  # a text, and invalid UTF-8
-            store._ask("HSET", "{checkout:facts}:ranked", key, b"")
-    else:
-        with sqlite3.connect(tmp_path / "new" / "facts.db") as file:
-            file.execute("INSERT INTO facts VALUES ('stray', x'', 1)")
-        file.close()
-    assert store.of_user("u1") == [own]
+        store._ask("HSET", "{checkout:facts}:ranked", b"\xff", b"")  # invalid UTF-8
+    assert store.of_user("u1") == {own.key: own}
+
+
+def test_a_damaged_entry_that_names_a_user_can_be_removed(store: FactStore, tmp_path: Path) -> None:
+    own, other = (Fact("1", "coupon", "a", "TEA", AT, None, user) for user in ("u1", "u10"))
+    store.write([own, other])
+    damaged = {own.key: own.ranked()[:30], "no key": b"half of " + own.ranked()[:-1]}
+    put(store, tmp_path, damaged)
+    assert store.of_user("u1") == dict.fromkeys(damaged)
+    store.remove(store.of_user("u1"))
+    assert store.of_user("u1") == {}
+    assert all_of(store)[0] == [other]
 
 
 def test_only_changed_facts_are_read_again(store: FactStore) -> None:
@@ -96,6 +117,22 @@ def test_only_changed_facts_are_read_again(store: FactStore) -> None:
     assert all_of(store, sequence) == ([], sequence)
     assert store.write([price("a", 2.0, AT + 1), price("b")]) == 1
     assert all_of(store, sequence)[0] == [price("a", 2.0, AT + 1)]
+
+
+def test_a_change_whose_number_is_not_finite_is_refused(store: FactStore, tmp_path: Path) -> None:
+    store.write([price("a")])
+    found, sequence = all_of(store)
+    if isinstance(store, RedisFactStore):
+        store._ask("ZADD", "{checkout:facts}:sequence", "inf", "b")
+    else:
+        with closing(sqlite3.connect(tmp_path / "new" / "facts.db")) as file, file:
+            file.execute("INSERT INTO facts VALUES ('b', x'00', 9e999)")
+    for after in (0, sequence):
+        with pytest.raises(
+            FactsUnavailable, match=r"change with the number \S*inf\S*, .* send all facts again"
+        ):
+            store.changed_since(after)
+    assert found == [price("a")]
 
 
 def test_a_reader_that_is_ahead_of_all_facts_begins_again(store: FactStore) -> None:
@@ -123,6 +160,8 @@ def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStor
     assert store.beats() == {0: now - 10.25, 1: now, 2: now}
     store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
     assert complete_until(store) == now
+    store.beat([3], math.inf)
+    assert (complete_until(store), 3 in store.beats()) == (now, False), "a damaged beat counts as absent"
     assert store.write([price("a")]) == 1
     assert all_of(store)[0] == [price("a")]
 

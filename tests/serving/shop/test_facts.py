@@ -1,6 +1,7 @@
 """Facts on the request path: read during writes, kept without the store, applied to the second."""
 
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -140,6 +141,22 @@ def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(
         eventually(lambda: excluded(live) == [1, 2])
         eventually(lambda: live.state == "ready")
         assert len(caplog.records) == 2
+
+
+def test_a_damaged_change_is_logged_once_and_the_facts_stay(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    store = SqliteFactStore(tmp_path / "facts.db")
+    store.write([stock("i1", 0)])
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        failed = reads("failed")
+        with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+            file.execute("INSERT INTO facts VALUES ('i2', x'00', 9e999)")
+        eventually(lambda: reads("failed") >= failed + 3)
+        assert (excluded(live), live.state) == ([1], "unavailable")
+        [record] = caplog.records
+        assert "the fact store has a change with the number inf, expected" in record.getMessage()
+        assert record.exc_info is None
 
 
 def test_facts_read_only_by_another_reader_are_named(tmp_path: Path) -> None:

@@ -518,6 +518,10 @@ def test_a_changed_file_is_followed_and_a_broken_one_changes_nothing(
     assert ids(recommender.recommend(LOUD))[0] == usual[1]
     eventually(lambda: len(broken.values) > looks + 2)
     assert all(broken.values[looks:])
+    write("")
+    eventually(lambda: "the file is empty" in caplog.text)
+    assert ids(recommender.recommend(LOUD))[0] == usual[1], "a save that failed half-way ends no ban"
+    assert all(broken.values[looks:])
     file.unlink()
     eventually(lambda: ids(recommender.recommend(LOUD)) == usual)
     eventually(lambda: broken.values[-1:] == [False])

@@ -55,7 +55,7 @@ def test_a_full_file_is_read_field_by_field() -> None:
     assert (rules[6].starts, rules[6].ends) == (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n", "~", "pin:\nban: []\n"])
+@pytest.mark.parametrize("text", ["{}", "# nothing yet\n", "---\n", "~", "pin:\nban: []\n"])
 def test_a_file_without_rules_is_valid(text: str) -> None:
     assert parse_rules(text) == ([], [])
 
@@ -63,6 +63,7 @@ def test_a_file_without_rules_is_valid(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
+        *((empty, 1, "the file is empty: for no rules write {}") for empty in ("", " \n\n", "\ufeff\n")),
         ("pins:\n  - {name: a}", 1, "no section 'pins': did you mean 'pin'?"),
         ("pin:\n  - {name: a, item: x, slot: 1, sore: [3]}", 2, "no 'sore': did you mean 'stores'?"),
         ("pin:\n  - {name: a, item: x}", 2, "a rule of pin needs slot: for example"),
