@@ -71,7 +71,7 @@ def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[V
     """
     check_items(recommender.bundle, [item_id])
     asked = recommender.ask(request)
-    prepared = recommender.gather(asked, recommender.near(asked))
+    prepared = recommender.compose(asked, recommender.retrieve(asked))
     scores = recommender.rank(prepared.dense, prepared.categorical)
     response = recommender.finish(prepared, scores)
     code = recommender.bundle.statistics.code_of[item_id]

@@ -126,7 +126,7 @@ class Recommender:
     def prepare(self, request: Request) -> Prepared:
         """Read the user's row, retrieve candidates and compute their features."""
         asked = self.ask(request)
-        return self.gather(asked, self.near(asked))
+        return self.compose(asked, self.retrieve(asked))
 
     def ask(self, request: Request, known: Known | None = None, began: float | None = None) -> Asked:
         """Return the state of a request before any candidate; without `known`, the user's row is read now.
@@ -145,17 +145,12 @@ class Recommender:
         profile = self.bundle.profiles[asked.request.profile]
         return profile.tower.search([asked.query], profile.quotas.tower)[0]
 
-    def gather(
-        self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None, most: int | None = None
-    ) -> Prepared:
-        """Retrieve candidates and compute their features; see `retrieve` and `compose`."""
-        return self.compose(asked, self.retrieve(asked, near, hidden), most)
-
-    def retrieve(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Retrieved:
+    def retrieve(self, asked: Asked, hidden: np.ndarray | None = None) -> Retrieved:
         """Return the candidates of a request from every source but those that must not be offered.
 
         `hidden` are their codes; None: those that hold now.
         """
+        near = self.near(asked)
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
         at, store_id, plan = request.at, request.store_id, asked.known.plan
         minimums = plan.minimums if hidden is None else ()
@@ -290,7 +285,7 @@ class Recommender:
         if self.answers is None or key is None or self.answers.get_stale(key) is not None:
             return
         asked = self.ask(request, known)
-        prepared = self.gather(asked, self.near(asked), NOTHING_HIDDEN)
+        prepared = self.compose(asked, self.retrieve(asked, NOTHING_HIDDEN))
         scores = self.rank(prepared.dense, prepared.categorical)
         check_scores(scores, len(prepared.dense))
         self.answers.put(key, self.best(prepared, scores))
