@@ -98,7 +98,7 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
     quotas, together = profile.quotas, query.together
     partners = together.codes[np.argsort(-together.sums[0], kind="stable")]
     best = statistics.best_of_store(request.store_id)
-    [near] = profile.tower.search([query], len(statistics.item_ids))
+    near = profile.tower.search(query, len(statistics.item_ids))
 
     def reached(source: str, codes: np.ndarray) -> int:
         """Return how far down its list a source was asked: some fill up the room that the others leave."""

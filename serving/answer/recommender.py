@@ -143,7 +143,7 @@ class Recommender:
     def near(self, asked: Asked) -> np.ndarray:
         """Return the codes of the items near the request's query, nearest first."""
         profile = self.bundle.profiles[asked.request.profile]
-        return profile.tower.search([asked.query], profile.quotas.tower)[0]
+        return profile.tower.search(asked.query, profile.quotas.tower)
 
     def retrieve(self, asked: Asked, hidden: np.ndarray | None = None) -> Retrieved:
         """Return the candidates of a request from every source but those that must not be offered.
