@@ -13,7 +13,7 @@ from components.data.feast_store import reachable
 from feature_repo.aggregates import unpack
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from serving.redis.address import is_redis_url
-from serving.shop.fact_store import open_fact_store
+from serving.shop.fact_store import all_facts, open_fact_store
 from serving.shop.facts import POLL_S
 from serving.stores.online_features import HISTORY_FIELD, PROJECT, bytes_value, entity_key
 
@@ -97,7 +97,8 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
     except ValueError:  # this kind of store holds no facts
         return 0
     try:
-        found = [fact for fact in store.of_user(user_id) if round(fact.at * 1e6) <= until]
+        own = (fact for fact in all_facts(store) if fact.user_id == user_id)
+        found = [fact for fact in own if round(fact.at * 1e6) <= until]
         if not found or dry_run:
             return len(found)
         latest = max(*(fact.at for fact in found), time.time())

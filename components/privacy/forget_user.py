@@ -49,7 +49,7 @@ from serving.prediction_log import recover_segments
 from serving.release.champion import read_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings
-from serving.shop.fact_store import open_fact_store
+from serving.shop.fact_store import all_facts, open_fact_store
 
 LOOK_S = 2.0  # between two looks, while a stream works: longer than it takes to write a turn's rows
 LOOKS = 30
@@ -147,7 +147,8 @@ def _until(settings: Settings, user_id: str) -> int:
             contextlib.suppress(FactsUnavailable, ValueError),
             contextlib.closing(open_fact_store(url)) as store,
         ):
-            times += [datetime.fromtimestamp(fact.at, UTC) for fact in store.of_user(user_id)]
+            own_facts = (fact for fact in all_facts(store) if fact.user_id == user_id)
+            times += [datetime.fromtimestamp(fact.at, UTC) for fact in own_facts]
     return microseconds(min(max(times), now + CLOCK_SKEW))
 
 

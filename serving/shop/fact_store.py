@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from feature_repo.facts import Fact, parse_fact, unranked, user_of, valid_facts
+from feature_repo.facts import Fact, parse_fact, unranked, valid_facts
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS
 from serving.redis.address import parse_redis_url
@@ -51,9 +51,6 @@ class FactStore(Protocol):
         out, so a page may be short, or empty, while more follow. The sequence is 0 if the store has no fact
         from `sequence` on: it was lost, or that fact was removed.
         """
-
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
 
     def remove(self, facts: Sequence[Fact]) -> None:
         """Delete facts without a trace; readers keep the facts they have read, so withdraw them first."""
@@ -99,11 +96,6 @@ class SqliteFactStore:
         """Return up to PAGE facts that changed after `sequence`, and the sequence of the last."""
         rows = self._read(_CHANGED, sequence, PAGE + bool(sequence))
         return _parsed(ranked for ranked, at in rows if at > sequence), rows[-1][1] if rows else 0
-
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
-        rows = self._read("SELECT key, ranked FROM facts")
-        return _parsed(ranked for key, ranked in rows if user_of(key) == user_id)
 
     def remove(self, facts: Sequence[Fact]) -> None:
         """Delete facts without a trace, also from the free pages of the file."""
@@ -225,17 +217,6 @@ class RedisFactStore:
         ranked = self._ask("HMGET", _FACTS, *keys) if keys else []
         return _parsed(value for value in ranked if value is not None), last
 
-    def of_user(self, user_id: str) -> list[Fact]:
-        """Return the facts that are for one user alone."""
-        rows: dict[bytes, bytes] = {}
-        cursor = 0
-        while True:
-            cursor, page = self._ask("HSCAN", _FACTS, cursor, "COUNT", PAGE)
-            rows |= page
-            if not cursor:
-                own = (row for key, row in rows.items() if user_of(key.decode(errors="replace")) == user_id)
-                return _parsed(own)
-
     def remove(self, facts: Sequence[Fact]) -> None:
         """Delete facts without a trace."""
         if keys := [fact.key for fact in facts]:
@@ -287,6 +268,21 @@ for i = 1, #ARGV, 2 do
 end
 return changed
 """
+
+
+def all_facts(store: FactStore) -> Iterator[Fact]:
+    """Yield all facts of a store, page by page; one that changes meanwhile may come twice.
+
+    Raises:
+        FactsUnavailable: the store is broken or did not answer in time.
+    """
+    after = 0
+    while True:
+        page, sequence = store.changed_since(after)
+        if sequence == after:
+            return
+        yield from page
+        after = sequence
 
 
 def complete_until(store: FactStore) -> float:
