@@ -28,7 +28,7 @@ def summarise(
     """Return sums over one user's events before a moment: for each item, and for all.
 
     A repeated scan, see `repeated`, counts once; its money is added up, and rounded to float32 as in a line
-    that was merged before.
+    that was merged before. One pass: while an exponential is computed, the rest costs no time.
 
     Args:
         at: (n,) times in order.
@@ -48,27 +48,51 @@ def summarise(
         if it was not bought. The totals, in the order of `aggregates.Totals`.
     """
     count, values, totals = np.zeros(size, np.float32), np.zeros((5, size)), np.zeros(SESSION_AT + 1)
-    again = repeated(at, basket, item, kind)
-    bought_at, bought_in = np.nan, 0  # of the last purchase; NaN differs from every time
+    lines, spend, saved, spend_7d, spend_60d = 0.0, 0.0, 0.0, 0.0, 0.0
+    line_paid, line_saved = 0.0, 0.0  # of the last purchase, with its repeated scans
+    acts, session_at, act_at = 0.0, 0.0, -np.inf
+    bought_at, bought_in, bought_item = np.nan, 0, 0  # of the last purchase; NaN differs from every time
     for line in range(len(at)):
-        if kind[line] != 0 or again[line]:
-            continue
         time, place = at[line], item[line]
-        in_60d = time >= now - 60 * DAY_S
-        if time != bought_at or basket[line] != bought_in:
-            totals[BASKETS] += 1
-            totals[BASKETS_1H] += time >= now - 3_600
-            totals[BASKETS_7D] += time >= now - 7 * DAY_S
-            totals[BASKETS_60D] += in_60d
-        bought_at, bought_in = time, basket[line]
-        is_new = count[place] == 0 or values[4, place] < now - 60 * DAY_S
-        totals[ITEMS_60D] += in_60d and is_new
-        totals[FIRST_AT] = totals[FIRST_AT] if totals[LINES] else time
-        totals[LINES] += 1
-        totals[LAST_AT] = time
-        add_line(count, values, place, time, np.exp((time - now) / decay_s))
-    add_money(at, kind, paid, discount, again, now, totals)
-    add_views(at, kind, again, now, pause_s, totals)
+        if kind[line] == 1:
+            totals[IMPRESSIONS] += 1
+            continue
+        if kind[line] == 0:
+            in_60d = time >= now - 60 * DAY_S
+            begins = time != bought_at or basket[line] != bought_in
+            again = not begins and place == bought_item
+            bought_at, bought_in, bought_item = time, basket[line], place
+            paid_before, saved_before = (line_paid, line_saved) if again else (0.0, 0.0)
+            line_paid, line_saved = paid_before + paid[line], saved_before + discount[line]
+            more = np.float64(np.float32(line_paid)) - np.float64(np.float32(paid_before))
+            spend += more
+            saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(saved_before))
+            spend_7d += more if time >= now - 7 * DAY_S else 0.0
+            spend_60d += more if in_60d else 0.0
+            if again:
+                continue
+            if begins:
+                totals[BASKETS] += 1
+                totals[BASKETS_1H] += time >= now - 3_600
+                totals[BASKETS_7D] += time >= now - 7 * DAY_S
+                totals[BASKETS_60D] += in_60d
+            if in_60d and (count[place] == 0 or values[4, place] < now - 60 * DAY_S):
+                totals[ITEMS_60D] += 1
+            if lines == 0:
+                totals[FIRST_AT] = time
+            lines += 1
+            add_line(count, values, place, time, np.exp((time - now) / decay_s))
+        else:
+            totals[CLICKS] += 1
+            totals[CLICKS_10M] += time >= now - 600
+        if time - act_at > pause_s:
+            acts, session_at = 0.0, time
+        acts += 1
+        act_at = time
+    totals[LINES], totals[LAST_AT] = lines, bought_at if lines else 0.0
+    totals[SPEND], totals[DISCOUNT], totals[SPEND_7D], totals[SPEND_60D] = spend, saved, spend_7d, spend_60d
+    if now - act_at <= pause_s:
+        totals[SESSION_LINES], totals[SESSION_AT] = acts, session_at
     return count, values, totals
 
 
@@ -84,50 +108,6 @@ def add_line(count: np.ndarray, values: np.ndarray, place: int, time: float, wei
     values[1, place] += weight
     weight *= weight
     values[0, place] += weight * weight
-
-
-@compiled
-def add_money(
-    at: np.ndarray,
-    kind: np.ndarray,
-    paid: np.ndarray,
-    discount: np.ndarray,
-    again: np.ndarray,
-    now: float,
-    totals: np.ndarray,
-) -> None:
-    """Add what was paid and saved to the totals; see `summarise`."""
-    line_paid, line_saved = 0.0, 0.0  # of the last purchase, with its repeated scans
-    for line in range(len(at)):
-        if kind[line] == 0:
-            paid_before, saved_before = (line_paid, line_saved) if again[line] else (0.0, 0.0)
-            line_paid, line_saved = paid_before + paid[line], saved_before + discount[line]
-            spent = np.float64(np.float32(line_paid)) - np.float64(np.float32(paid_before))
-            totals[SPEND] += spent
-            totals[DISCOUNT] += np.float64(np.float32(line_saved)) - np.float64(np.float32(saved_before))
-            totals[SPEND_7D] += spent if at[line] >= now - 7 * DAY_S else 0.0
-            totals[SPEND_60D] += spent if at[line] >= now - 60 * DAY_S else 0.0
-
-
-@compiled
-def add_views(
-    at: np.ndarray, kind: np.ndarray, again: np.ndarray, now: float, pause_s: float, totals: np.ndarray
-) -> None:
-    """Add impressions, clicks and the session to the totals; see `summarise`."""
-    act_at = -np.inf
-    for line in range(len(at)):
-        if kind[line] == 1:
-            totals[IMPRESSIONS] += 1
-        elif not again[line]:
-            if kind[line] == 2:
-                totals[CLICKS] += 1
-                totals[CLICKS_10M] += at[line] >= now - 600
-            if at[line] - act_at > pause_s:
-                totals[SESSION_LINES], totals[SESSION_AT] = 0.0, at[line]
-            totals[SESSION_LINES] += 1
-            act_at = at[line]
-    if now - act_at > pause_s:
-        totals[SESSION_LINES], totals[SESSION_AT] = 0.0, 0.0
 
 
 @compiled
