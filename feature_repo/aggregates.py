@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feature_repo.kernels.history import DAY_S as DAY_S
-from feature_repo.kernels.history import is_orderly, repeats, summarise
+from feature_repo.kernels.history import is_orderly, repeated, summarise
 
 DECAY_DAYS = (15.0, 60.0, 120.0)  # the second is half of the third, the first a quarter of the second
 SESSION_GAP_S = 30 * 60.0  # a session ends after so long without an event
@@ -250,28 +250,15 @@ def merge_lines(events: UserEvents) -> UserEvents:
     Features must not depend on how an item was scanned. Rows keep both lines, because each is an event that
     may come again. Without repeated scans the argument itself is returned.
     """
-    if not repeats(events.at, events.basket, events.item):
-        return events
-    bought = np.flatnonzero(events.kind == PURCHASE)  # impressions may lie between purchases
-    again = _as_before(events.where(bought))
+    again = repeated(events.at, events.basket, events.item, events.kind)
     if not again.any():
         return events
-    kept = np.ones(len(events), bool)
-    kept[bought[1:][again]] = False
-    merged = events.where(kept)
-    first = np.flatnonzero(np.concatenate([[True], ~again]))
+    bought = events.kind == PURCHASE  # impressions may lie between purchases
+    merged, first = events.where(~again), np.flatnonzero(~again[bought])
     lines = merged.kind == PURCHASE
     merged.paid[lines] = np.add.reduceat(events.paid[bought], first, dtype=np.float64)
     merged.discount[lines] = np.add.reduceat(events.discount[bought], first, dtype=np.float64)
     return merged
-
-
-def _as_before(events: UserEvents) -> np.ndarray:
-    """Return which lines after the first repeat moment, basket and item of the line before, (n - 1,)."""
-    same = events.item[1:] == events.item[:-1]
-    same &= events.basket[1:] == events.basket[:-1]
-    same &= events.at[1:] == events.at[:-1]
-    return same
 
 
 def summary_of(events: UserEvents, at: float) -> tuple[UserHistory, Totals]:

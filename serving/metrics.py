@@ -269,31 +269,25 @@ def exposition(accept: str = "") -> tuple[bytes, str]:
     """
     encoder, content_type = choose_encoder(accept)
     is_shared = values.ValueClass is not values.MutexValue  # each process has its own values in a folder
-    return encoder(_registry(os.environ["PROMETHEUS_MULTIPROC_DIR"] if is_shared else None)), content_type
+    registry = registry_of(os.environ["PROMETHEUS_MULTIPROC_DIR"]) if is_shared else REGISTRY
+    return encoder(registry), content_type
 
 
-def _registry(folder: str | None) -> CollectorRegistry:
-    """Return the metrics of the processes that share a folder; None: those of this process."""
-    if folder is None:
-        return REGISTRY
+def registry_of(folder: str) -> CollectorRegistry:
+    """Return the metrics of the processes that share a folder."""
     MultiProcessCollector(registry := CollectorRegistry(), folder)
     registry.register(ProcessMetrics(parent_of(folder), folder))
     return registry
 
 
 @contextlib.contextmanager
-def shown(address: str, folder: str | None = None) -> Iterator[None]:
-    """Show all metrics at a separate address, from a thread, until the end of the block.
-
-    Args:
-        address: HOST:PORT; empty: nowhere.
-        folder: of the counters of several processes; None: this one's.
-    """
+def shown(address: str, registry: CollectorRegistry = REGISTRY) -> Iterator[None]:
+    """Show metrics at an address HOST:PORT, from a thread, until the end of the block; empty: nowhere."""
     if not address:
         yield
         return
     host, _, port = address.rpartition(":")
-    server, thread = start_http_server(int(port), host.strip("[]"), _registry(folder))
+    server, thread = start_http_server(int(port), host.strip("[]"), registry)
     try:
         yield
     finally:

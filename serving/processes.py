@@ -31,7 +31,7 @@ import psutil
 from prometheus_client.multiprocess import mark_process_dead
 
 from feature_repo.errors import RecoError
-from serving.metrics import FOLDER, REQUEST_LOG_DROPPED, parent_of, shown
+from serving.metrics import FOLDER, REQUEST_LOG_DROPPED, parent_of, registry_of, shown
 from serving.observe.stderr_log import head
 from serving.settings import Settings
 
@@ -95,7 +95,7 @@ class Processes:
         Raises:
             NoneStarts: none of them can start, and none has ever been ready.
         """
-        with metrics_folder() as folder, shown(self._settings.metrics_address, folder):
+        with metrics_folder() as folder, shown(self._settings.metrics_address, registry_of(folder)):
             self._folder = folder
             asyncio.run(self._run())
         failure = self._first_start_failed()

@@ -57,7 +57,7 @@ def blend(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarr
 def two_tower(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
     """The two-tower model alone: retrieval by vector and nothing after it."""
     scores = np.zeros(len(query.statistics.item_ids))
-    found = tower.search([query], min(TOWER_DEPTH, len(scores)))[0]
+    found = tower.search(query, min(TOWER_DEPTH, len(scores)))
     scores[found] = np.arange(len(found), 0, -1)
     return scores
 

@@ -274,7 +274,7 @@ def _source_recall(bundle: Bundle, tasks: list[Task], counts: Nightly) -> dict[s
     for task, prepared in prepared_tasks(bundle, some, counts=counts):
         best = bundle.statistics.best_of_store(task.store_id)
         for name, quotas in alone.items():
-            near = tower.search([prepared.query], quotas.tower)[0] if quotas.tower else None
+            near = tower.search(prepared.query, quotas.tower)
             candidates = retrieve(prepared.query, best, quotas, near)
             own = candidates.codes
             if name == "popular":

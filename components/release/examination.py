@@ -288,12 +288,12 @@ def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:
     if not queries:
         return 1.0  # nothing is ever searched
     tower, stored, near = bundle.profiles[DEFAULT_PROFILE].tower, _stored_vectors(bundle), 0
-    for vector, codes in zip(tower.vectors(queries), tower.search(queries, k), strict=True):
-        exact = stored @ vector  # of one query: of all at once they would take gigabytes
+    for query in queries:
+        exact = stored @ tower.vector(query)[0]  # of one query: of all at once they would take gigabytes
         exact[bundle.removed] = -np.inf
         last = np.partition(exact, -k)[-k]
         last -= 1e-5 * max(abs(last), 1.0)  # the index adds in another order
-        near += int(np.count_nonzero(exact[codes] >= last))
+        near += int(np.count_nonzero(exact[tower.search(query, k)] >= last))
     return near / len(queries) / k
 
 

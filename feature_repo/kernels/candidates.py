@@ -46,10 +46,8 @@ def choose(
         Codes, (n,) int64, and sources, (n,) int8.
     """
     codes, sources = np.empty(most, np.int64), np.empty(most, np.int8)
-    for code in basket:
-        marks[code] = 1
-    for code in barred:
-        marks[code] = 1
+    _mark(marks, basket, 1)
+    _mark(marks, barred, 1)
     found = _take(bought[favourites], 0, codes, sources, 0, marks, offers)
     found = _take(partners[best(strengths, most_partners)], 1, codes, sources, found, marks, offers)
     found = _take(week, 6, codes, sources, found, marks, offers)
@@ -62,13 +60,17 @@ def choose(
         more = left[best(strengths[left], most - found)]
         found = _take(partners[more], 1, codes, sources, found, marks, offers)
     found = _take(popular, 4, codes, sources, found, marks, offers)
-    for code in basket:
-        marks[code] = 0
-    for code in barred:
-        marks[code] = 0
-    for code in codes[:found]:
-        marks[code] = 0
+    _mark(marks, basket, 0)
+    _mark(marks, barred, 0)
+    _mark(marks, codes[:found], 0)
     return codes[:found], sources[:found]
+
+
+@compiled
+def _mark(marks: np.ndarray, codes: np.ndarray, mark: int) -> None:
+    """Write a mark at each code."""
+    for code in codes:
+        marks[code] = mark
 
 
 @compiled

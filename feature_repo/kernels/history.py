@@ -7,6 +7,9 @@ import numpy as np
 from feature_repo.kernels.compiled import compiled
 
 DAY_S = 86_400
+# Where each sum lies in the totals: the order of `aggregates.Totals`.
+BASKETS, LINES, FIRST_AT, LAST_AT, SPEND, DISCOUNT, BASKETS_1H, BASKETS_7D, SPEND_7D = range(9)
+BASKETS_60D, SPEND_60D, ITEMS_60D, IMPRESSIONS, CLICKS, CLICKS_10M, SESSION_LINES, SESSION_AT = range(9, 17)
 
 
 @compiled
@@ -24,8 +27,8 @@ def summarise(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sums over one user's events before a moment: for each item, and for all.
 
-    A purchase with the moment, basket and item of the purchase before it is the same line, scanned twice. It
-    counts once; its money is added up, and rounded to float32 as in a line that was merged before.
+    A repeated scan, see `repeated`, counts once; its money is added up, and rounded to float32 as in a line
+    that was merged before. One pass: while an exponential is computed, the rest costs no time.
 
     Args:
         at: (n,) times in order.
@@ -44,21 +47,18 @@ def summarise(
         exp(-age / decay) for an eighth, half and the whole of `decay_s`, the first and the last time; all 0
         if it was not bought. The totals, in the order of `aggregates.Totals`.
     """
-    count = np.zeros(size, np.float32)
-    values = np.zeros((5, size))
-    seen = np.zeros(size, np.bool_)
-    baskets, lines, first_at, last_at, spend, saved = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    hour, week, week_spend, months, months_spend, months_items = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    impressions, clicks, late_clicks = 0.0, 0.0, 0.0
+    count, values, totals = np.zeros(size, np.float32), np.zeros((5, size)), np.zeros(SESSION_AT + 1)
+    lines, spend, saved, spend_7d, spend_60d = 0.0, 0.0, 0.0, 0.0, 0.0
     line_paid, line_saved = 0.0, 0.0  # of the last purchase, with its repeated scans
     acts, session_at, act_at = 0.0, 0.0, -np.inf
     bought_at, bought_in, bought_item = np.nan, 0, 0  # of the last purchase; NaN differs from every time
     for line in range(len(at)):
         time, place = at[line], item[line]
         if kind[line] == 1:
-            impressions += 1
+            totals[IMPRESSIONS] += 1
             continue
         if kind[line] == 0:
+            in_60d = time >= now - 60 * DAY_S
             begins = time != bought_at or basket[line] != bought_in
             again = not begins and place == bought_item
             bought_at, bought_in, bought_item = time, basket[line], place
@@ -67,63 +67,47 @@ def summarise(
             more = np.float64(np.float32(line_paid)) - np.float64(np.float32(paid_before))
             spend += more
             saved += np.float64(np.float32(line_saved)) - np.float64(np.float32(saved_before))
-            week_spend += more if time >= now - 7 * DAY_S else 0.0
-            months_spend += more if time >= now - 60 * DAY_S else 0.0
+            spend_7d += more if time >= now - 7 * DAY_S else 0.0
+            spend_60d += more if in_60d else 0.0
             if again:
                 continue
-            lines += 1
-            last_at = time
             if begins:
-                if baskets == 0:
-                    first_at = time
-                baskets += 1
-                hour += time >= now - 3_600
-                week += time >= now - 7 * DAY_S
-                months += time >= now - 60 * DAY_S
-            if time >= now - 60 * DAY_S and not seen[place]:
-                seen[place] = True
-                months_items += 1
-            if count[place] == 0:
-                values[3, place] = time
-            values[4, place] = time
-            count[place] += 1
-            weight = np.exp((time - now) / decay_s)
-            values[2, place] += weight
-            weight *= weight
-            values[1, place] += weight
-            weight *= weight
-            values[0, place] += weight * weight
+                totals[BASKETS] += 1
+                totals[BASKETS_1H] += time >= now - 3_600
+                totals[BASKETS_7D] += time >= now - 7 * DAY_S
+                totals[BASKETS_60D] += in_60d
+            if in_60d and (count[place] == 0 or values[4, place] < now - 60 * DAY_S):
+                totals[ITEMS_60D] += 1
+            if lines == 0:
+                totals[FIRST_AT] = time
+            lines += 1
+            add_line(count, values, place, time, np.exp((time - now) / decay_s))
         else:
-            clicks += 1
-            late_clicks += time >= now - 600
+            totals[CLICKS] += 1
+            totals[CLICKS_10M] += time >= now - 600
         if time - act_at > pause_s:
             acts, session_at = 0.0, time
         acts += 1
         act_at = time
-    if now - act_at > pause_s:
-        acts, session_at = 0.0, 0.0
-    totals = np.array(
-        [
-            baskets,
-            lines,
-            first_at,
-            last_at,
-            spend,
-            saved,
-            hour,
-            week,
-            week_spend,
-            months,
-            months_spend,
-            months_items,
-            impressions,
-            clicks,
-            late_clicks,
-            acts,
-            session_at,
-        ]
-    )
+    totals[LINES], totals[LAST_AT] = lines, bought_at if lines else 0.0
+    totals[SPEND], totals[DISCOUNT], totals[SPEND_7D], totals[SPEND_60D] = spend, saved, spend_7d, spend_60d
+    if now - act_at <= pause_s:
+        totals[SESSION_LINES], totals[SESSION_AT] = acts, session_at
     return count, values, totals
+
+
+@compiled
+def add_line(count: np.ndarray, values: np.ndarray, place: int, time: float, weight: float) -> None:
+    """Add a purchase with its weight by the longest decay to the sums of its item; see `summarise`."""
+    if count[place] == 0:
+        values[3, place] = time
+    values[4, place] = time
+    count[place] += 1
+    values[2, place] += weight
+    weight *= weight
+    values[1, place] += weight
+    weight *= weight
+    values[0, place] += weight * weight
 
 
 @compiled
@@ -179,12 +163,19 @@ def is_orderly(at: np.ndarray, kind: np.ndarray, paid: np.ndarray, discount: np.
 
 
 @compiled
-def repeats(at: np.ndarray, basket: np.ndarray, item: np.ndarray) -> bool:
-    """Say whether a line has the moment, the basket and the item of the line before it."""
-    for line in range(1, len(at)):
-        if item[line] == item[line - 1] and basket[line] == basket[line - 1] and at[line] == at[line - 1]:
-            return True
-    return False
+def repeated(at: np.ndarray, basket: np.ndarray, item: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Return which lines are repeated scans, (n,) bool.
+
+    Such a line is a purchase with the moment, basket and item of the purchase before it.
+    """
+    again = np.zeros(len(at), np.bool_)
+    before = -1
+    for line in range(len(at)):
+        if kind[line] == 0:
+            if before >= 0 and item[line] == item[before] and basket[line] == basket[before]:
+                again[line] = at[line] == at[before]
+            before = line
+    return again
 
 
 @compiled

@@ -290,13 +290,9 @@ def count_lines(candidates: np.ndarray, codes: np.ndarray, marks: np.ndarray) ->
     """
     counts = np.zeros(len(candidates), np.int64)
     if len(codes):
-        for at in range(len(candidates)):
-            marks[candidates[at]] = at + 1
-        for code in codes:
-            if code >= 0 and marks[code]:
-                counts[marks[code] - 1] += 1
-        for code in candidates:
-            marks[code] = 0
+        for place in find(candidates, codes, marks):
+            if place >= 0:
+                counts[place] += 1
     return counts
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 import orjson
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from feature_repo.stream.kafka import KafkaSettings, client_config
 
@@ -86,6 +86,19 @@ class DeadLetters:
     def flush(self, timeout_s: float) -> bool:
         """Return whether the broker has confirmed or refused every letter."""
         return self._producer.flush(timeout_s) == 0
+
+    def commit(self, consumer: Consumer, topic: str, positions: dict[int, int]) -> None:
+        """Commit a consumer's positions and clear them, once the broker has confirmed or refused all letters.
+
+        While the broker is away it cannot commit either: the next call tries again.
+        """
+        if positions and self.flush(1):
+            places = [TopicPartition(topic, *place) for place in positions.items()]
+            positions.clear()
+            try:
+                consumer.commit(offsets=places, asynchronous=False)
+            except KafkaException as error:  # at worst some messages are read again
+                log.warning("the position in %s could not be committed: %s", topic, error.args[0].str())
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -83,7 +83,7 @@ class FactStream:
             while not stop.is_set():
                 self.turn(stop)
         finally:
-            self._commit()
+            self._letters.commit(self._consumer, self._topic, self._positions)
             if self._consumer.assignment():
                 self._consumer.close()
             # Else it is still joining: see `Stream.run`.
@@ -101,7 +101,7 @@ class FactStream:
                 return
             self._consumer.resume(self._consumer.assignment())
             self._settle(reasons)
-        self._commit()
+        self._letters.commit(self._consumer, self._topic, self._positions)
         if (now := time.monotonic()) - self._beat_at >= BEAT_S:
             self._beat_at = now
             try:
@@ -160,13 +160,3 @@ class FactStream:
         """Forget how far a partition was read when this consumer had it before."""
         for one in partitions:
             self._places.pop(one.partition, None)
-
-    def _commit(self) -> None:
-        """Commit the written messages, once the broker has confirmed or refused their dead letters."""
-        if self._positions and self._letters.flush(1):
-            positions = [TopicPartition(self._topic, *place) for place in self._positions.items()]
-            self._positions = {}
-            try:
-                self._consumer.commit(offsets=positions, asynchronous=False)
-            except KafkaException as error:
-                log.warning("the position of the facts could not be committed: %s", error.args[0].str())

@@ -1,4 +1,4 @@
-"""CONTRACT the content of the stores of a home: `<home>/online_store.json`, which `publish_features` writes."""
+"""CONTRACT the content of the stores of a home: `<home>/online_store.json`; `publish_features` writes it."""
 
 from __future__ import annotations
 

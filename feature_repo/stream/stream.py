@@ -232,17 +232,7 @@ class Stream:
                 write_segment(self._archive, events, streamed_name(partition, first, last))
             del self._waiting[partition]
             merge_segments(self._archive, partition, self._kept)
-        if not self.letters.flush(1):
-            return  # the broker is away and cannot commit either: try again next time
-        if self._positions:
-            topic = self._settings.events_topic
-            positions = [TopicPartition(topic, *place) for place in self._positions.items()]
-            self._positions = {}
-            try:
-                self._consumer.commit(offsets=positions, asynchronous=False)
-            except KafkaException as error:
-                # The archive holds the position too; at worst some messages are folded again.
-                log.warning("the position could not be committed: %s", error.args[0].str())
+        self.letters.commit(self._consumer, self._settings.events_topic, self._positions)
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Resume at the group's position; read a new log of the broker from its beginning."""

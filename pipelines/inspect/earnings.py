@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +35,7 @@ from serving.errors import BundleInvalid, NoChampion
 from serving.prediction_log import STAMP, read_log
 from serving.release.champion import read_champion
 from serving.settings import Settings
-from serving.shop.fact_store import open_fact_store
+from serving.shop.fact_store import all_facts, open_fact_store
 
 COLUMNS = ["user_id", "basket_id", "item_id", "at", "quantity", "price"]
 HOUR = pd.Timedelta(hours=1)
@@ -145,14 +146,7 @@ def read_costs(settings: Settings) -> pd.Series | None:
     """Return the cost of one unit by item id, as the shop's facts have it; None without one."""
     if not settings.store_url and not Path(settings.fact_store_url.removeprefix("sqlite:///")).exists():
         return None
-    costs: dict[str, Any] = {}
-    store, sequence = open_fact_store(settings.fact_store_url), 0
-    try:
-        while True:
-            facts, last = store.changed_since(sequence)
-            if last == sequence:
-                return pd.Series(costs, dtype=float) if costs else None
-            costs |= {f.item_id: f.value for f in facts if f.fact == "cost" and not f.store_id}
-            sequence = last
-    finally:
-        store.close()
+    with contextlib.closing(open_fact_store(settings.fact_store_url)) as store:
+        facts = all_facts(store)
+        costs = {fact.item_id: fact.value for fact in facts if fact.fact == "cost" and not fact.store_id}
+    return pd.Series(costs, dtype=float) if costs else None

@@ -71,7 +71,7 @@ def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[V
     """
     check_items(recommender.bundle, [item_id])
     asked = recommender.ask(request)
-    prepared = recommender.gather(asked, recommender.near(asked))
+    prepared = recommender.compose(asked, recommender.retrieve(asked))
     scores = recommender.rank(prepared.dense, prepared.categorical)
     response = recommender.finish(prepared, scores)
     code = recommender.bundle.statistics.code_of[item_id]
@@ -98,7 +98,7 @@ def places_of(recommender: Recommender, asked: Asked, prepared: Prepared, code: 
     quotas, together = profile.quotas, query.together
     partners = together.codes[np.argsort(-together.sums[0], kind="stable")]
     best = statistics.best_of_store(request.store_id)
-    [near] = profile.tower.search([query], len(statistics.item_ids))
+    near = profile.tower.search(query, len(statistics.item_ids))
 
     def reached(source: str, codes: np.ndarray) -> int:
         """Return how far down its list a source was asked: some fill up the room that the others leave."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from prometheus_client import start_http_server
 
 from feature_repo.errors import CHECK_FAILED, CONFLICT, RecoError
 from feature_repo.events import read_dataset
@@ -24,6 +23,7 @@ from monitoring.verdict import DriftVerdict
 from monitoring.windows import DAY, WEEK, Window
 from pipelines.inspect.earnings import Earnings, read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
+from serving.metrics import shown
 from serving.prediction_log import read_log
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -62,18 +62,13 @@ def watch_home(
         return {"started": False, "said": "not started: stopped"} if stop.is_set() else retrain(verdict)
 
     gauges, looks = WatchGauges(), 0
-    server, thread = start_http_server(address[1], address[0], gauges.registry)
-    try:
+    with shown(f"{address[0]}:{address[1]}", gauges.registry):
         while not stop.is_set():
             began = time.monotonic()
             for line in look(settings, gauges, retrain and unless_stopped, result):
                 say(line)
             looks += 1
             stop.wait(max(0.0, every_s - (time.monotonic() - began)))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
     return looks
 
 

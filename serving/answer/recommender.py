@@ -36,7 +36,7 @@ from serving.schemas import NOTHING_LEFT, Request, Response
 from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
-from serving.stages.ranking import check_scores, rank
+from serving.stages.ranking import rank
 from serving.stages.reranking import KEPT, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
@@ -126,7 +126,7 @@ class Recommender:
     def prepare(self, request: Request) -> Prepared:
         """Read the user's row, retrieve candidates and compute their features."""
         asked = self.ask(request)
-        return self.gather(asked, self.near(asked))
+        return self.compose(asked, self.retrieve(asked))
 
     def ask(self, request: Request, known: Known | None = None, began: float | None = None) -> Asked:
         """Return the state of a request before any candidate; without `known`, the user's row is read now.
@@ -143,19 +143,14 @@ class Recommender:
     def near(self, asked: Asked) -> np.ndarray:
         """Return the codes of the items near the request's query, nearest first."""
         profile = self.bundle.profiles[asked.request.profile]
-        return profile.tower.search([asked.query], profile.quotas.tower)[0]
+        return profile.tower.search(asked.query, profile.quotas.tower)
 
-    def gather(
-        self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None, most: int | None = None
-    ) -> Prepared:
-        """Retrieve candidates and compute their features; see `retrieve` and `compose`."""
-        return self.compose(asked, self.retrieve(asked, near, hidden), most)
-
-    def retrieve(self, asked: Asked, near: np.ndarray, hidden: np.ndarray | None = None) -> Retrieved:
+    def retrieve(self, asked: Asked, hidden: np.ndarray | None = None) -> Retrieved:
         """Return the candidates of a request from every source but those that must not be offered.
 
         `hidden` are their codes; None: those that hold now.
         """
+        near = self.near(asked)
         request, query, statistics = asked.request, asked.query, self.bundle.statistics
         at, store_id, plan = request.at, request.store_id, asked.known.plan
         minimums = plan.minimums if hidden is None else ()
@@ -282,18 +277,6 @@ class Recommender:
         response, shown = self._respond(request, known, ranked, stage_ms, began)
         self._record(request, known, response, made, shown)
         return response
-
-    def warm(self, request: Request) -> None:
-        """Rank for a request and cache the list, before any other request uses this recommender."""
-        known = self.read(request)
-        key = self.key(request, known)
-        if self.answers is None or key is None or self.answers.get_stale(key) is not None:
-            return
-        asked = self.ask(request, known)
-        prepared = self.gather(asked, self.near(asked), NOTHING_HIDDEN)
-        scores = self.rank(prepared.dense, prepared.categorical)
-        check_scores(scores, len(prepared.dense))
-        self.answers.put(key, self.best(prepared, scores))
 
     def _respond(
         self,

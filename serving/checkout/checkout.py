@@ -290,7 +290,7 @@ class Checkout:
         if not is_read:
             since = asked.ready_at
             budgets.features.learn(since - began, since)
-        retrieved = turn.recommender.retrieve(asked, turn.recommender.near(asked), hidden)
+        retrieved = turn.recommender.retrieve(asked, hidden)
         now, count = retrieved.ended_at, len(retrieved.candidates.codes)
         budgets.retrieval.learn(now - since, now)  # before it may be too late: of a slow one, too
         most = budgets.most(deadline - now, count, count if whole else min(fewest, count), now)

@@ -293,6 +293,21 @@ return changed
 """
 
 
+def all_facts(store: FactStore) -> Iterator[Fact]:
+    """Yield all facts of a store, page by page; one that changes meanwhile may come twice.
+
+    Raises:
+        FactsUnavailable: the store is broken or did not answer in time.
+    """
+    after = 0
+    while True:
+        page, sequence = store.changed_since(after)
+        if sequence == after:
+            return
+        yield from page
+        after = sequence
+
+
 def complete_until(store: FactStore) -> float:
     """Return until when the facts of all partitions are stored, seconds since the epoch; 0 without a stream.
 

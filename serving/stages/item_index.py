@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,27 +232,20 @@ class FaissTower:
         """
         self._index.search(np.zeros((1, self._index.dimension), np.float32), 1, self._search)
 
-    def vectors(self, queries: Sequence[Query]) -> np.ndarray:
-        """Return the vectors of queries, (q, dimension) float32."""
-        each = [tower_inputs(query) for query in queries]
-        # A single query needs no copy.
-        inputs = each[0] if len(each) == 1 else {n: np.concatenate([one[n] for one in each]) for n in each[0]}
-        vectors: np.ndarray = self._session.run(["vector"], inputs)[0]
-        return vectors
+    def vector(self, query: Query) -> np.ndarray:
+        """Return the vector of a query, (1, dimension) float32."""
+        vector: np.ndarray = self._session.run(["vector"], tower_inputs(query))[0]
+        return vector
 
-    def search(self, queries: Sequence[Query], k: int) -> list[np.ndarray]:
-        """Return the codes of up to k items for each query, nearest first; no codes for an empty query.
+    def search(self, query: Query, k: int) -> np.ndarray:
+        """Return the codes of up to k items, nearest first; no codes for an empty query.
 
         Without history or basket the tower knows only item bias; popularity is a better prior.
         """
-        # Faiss refuses k = 0.
-        asking = [number for number, query in enumerate(queries) if k and query.says_something]
-        nearest = [_NOTHING] * len(queries)
-        if asking:
-            vectors = self.vectors([queries[number] for number in asking])
-            for number, codes in zip(asking, self._index.search(vectors, k, self._search)[1], strict=True):
-                nearest[number] = codes[codes >= 0]
-        return nearest
+        if not k or not query.says_something:  # Faiss refuses k = 0
+            return _NOTHING
+        codes = self._index.search(self.vector(query), k, self._search)[1][0]
+        return codes[codes >= 0]
 
 
 def _own_parameters(index: Any) -> dict[str, int]:

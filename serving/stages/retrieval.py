@@ -12,6 +12,7 @@ from feature_repo.queries import Query, User
 from feature_repo.statistics import Statistics
 
 MOST = 100_000  # candidates of one source, or in all
+_NOTHING = np.empty(0, np.int64)
 _EVERYTHING = np.empty(0, bool)
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
@@ -59,9 +60,9 @@ def retrieve(
     query: Query,
     store: np.ndarray | None,
     quotas: Quotas,
-    near: np.ndarray | None = None,
-    excluded: np.ndarray | None = None,
-    offers: np.ndarray | None = None,
+    near: np.ndarray = _NOTHING,
+    excluded: np.ndarray = _NOTHING,
+    offers: np.ndarray = _EVERYTHING,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
 
@@ -72,25 +73,25 @@ def retrieve(
         query: the request.
         store: best sellers of the request's store, codes best first, or None.
         quotas: how many of each source.
-        near: codes from the two-tower search, nearest first; None leaves the source out.
+        near: codes from the two-tower search, nearest first.
         excluded: codes that must not be offered (out of stock, banned).
-        offers: which items the profile offers, (n,) bool; None: all. A filter leaves out most of a catalogue:
-            a list of codes would cost a request more, the more items the shop has.
+        offers: which items the profile offers, (n,) bool; empty: all. A filter leaves out most of a
+            catalogue: a list of codes would cost a request more, the more items the shop has.
     """
-    nothing, together = query.basket[:0], query.together
+    together = query.together
     codes, sources = query.statistics.marked(
         choose,
         query.basket,
-        nothing if excluded is None else excluded,
-        _EVERYTHING if offers is None else offers,
+        excluded,
+        offers,
         query.history.items,
         query.favourites[: quotas.history],
         together.codes,
         together.sums[0],
         quotas.together,
         query.statistics.best_of_week[: quotas.week],
-        nothing if near is None else near[: quotas.tower],
-        (nothing if store is None else store[: quotas.store]).astype(np.int64, copy=False),
+        near[: quotas.tower],
+        _NOTHING if store is None else store[: quotas.store].astype(np.int64, copy=False),
         query.statistics.popular,
         quotas.total,
     )

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -62,8 +61,11 @@ class UserRow:
     written_at: float  # seconds since the epoch; the history holds purchases strictly before it
 
 
-class OnlineStore(Protocol):
-    """The store from which the request path reads a user's row."""
+class OnlineStore:
+    """The store from which the request path reads a user's row.
+
+    A store in this process or on this disk needs a `read` only: its `fetch` does not wait.
+    """
 
     async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Return the user's row, or None for a user the store does not know.
@@ -78,9 +80,11 @@ class OnlineStore(Protocol):
             FeaturesLate: the deadline left less time than the store may take.
             FeaturesUnavailable: the store is broken, or did not answer in time.
         """
+        return self.read(user_id, deadline)
 
     def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
         """Do as `fetch` and wait for the row; for threads without an event loop."""
+        raise NotImplementedError
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; a later read opens them again."""
@@ -89,25 +93,7 @@ class OnlineStore(Protocol):
         """Close the connections, from a thread without an event loop; a later read opens them again."""
 
 
-class LocalStore:
-    """A store in this process or on this disk; its `fetch` does not wait."""
-
-    async def fetch(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know."""
-        return self.read(user_id, deadline)
-
-    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
-        """Return the user's row, or None for a user the store does not know."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Do nothing: no connection belongs to an event loop."""
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
-
-
-class MemoryStore(LocalStore):
+class MemoryStore(OnlineStore):
     """An online store in a dict: for tests and for serving without a store."""
 
     def __init__(self) -> None:
@@ -122,7 +108,7 @@ class MemoryStore(LocalStore):
         return self._rows.get(user_id)
 
 
-class SqliteStore(LocalStore):
+class SqliteStore(OnlineStore):
     """Feast's SQLite online store, read-only; safe to share between threads.
 
     A run replaces the whole file. The reader notices the new inode and opens the new file.
@@ -184,7 +170,7 @@ class SqliteStore(LocalStore):
 _QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{USER_VIEW}" WHERE entity_key = ? AND feature_name = ?'
 
 
-class RedisStore:
+class RedisStore(OnlineStore):
     """Feast's Redis online store: in a server, in a cluster, or in the master that sentinels name.
 
     The first read of an event loop, and the first read by threads, may take CONNECT_S seconds. It is the
@@ -252,7 +238,7 @@ class RedisStore:
         return FeaturesUnavailable(f"online store in Redis at {self._address}: {reason}")
 
 
-class GuardedStore:
+class GuardedStore(OnlineStore):
     """Reads from a store while it works and fails at once while it does not; safe to share by threads.
 
     An invalid row is no failure of the store: it must not cost other shoppers their rows. A request with

@@ -33,7 +33,7 @@ def test_signals(toy_line: Path, row_of: Callable[..., UserEvents]) -> None:
     assert best["store_popularity"] == int(store[0])
     assert best["personal"] == code["item-006"]
     assert best["together"] == int(query.together.codes[np.argmax(query.together.sums[0])])
-    assert best["two_tower"] == int(tower.search([query], 1)[0][0])
+    assert best["two_tower"] == int(tower.search(query, 1)[0])
     scores = BASELINES["blend"](query, store, tower)
     assert scores[code["item-006"]] >= 1
     assert scores[best["together"]] >= 1

@@ -113,7 +113,7 @@ def test_new_items_are_found_and_removed_ones_are_not(
     assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)
-    found = FaissTower(after.query_tower, after.index).search([prepared.query], 82)[0].tolist()
+    found = FaissTower(after.query_tower, after.index).search(prepared.query, 82).tolist()
     gone = after.statistics.code_of["item-004"]
     assert sorted([*found, gone]) == list(range(82))
     dense, categorical = model_inputs(Rows(prepared.query, np.array([code, 2])))

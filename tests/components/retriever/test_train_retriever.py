@@ -34,7 +34,7 @@ def test_neighbours_of_an_even_basket_are_even(toy_line: Path) -> None:
     bundle = load_bundle(toy_line / "bundle")
     tower = FaissTower(bundle.query_tower, bundle.index)
     query = build_query(bundle.statistics, ("item-002", "item-004"), no_events(), 1_718_000_000.0)
-    even = [int(bundle.statistics.item_ids[code][5:]) % 2 == 0 for code in tower.search([query], 20)[0]]
+    even = [int(bundle.statistics.item_ids[code][5:]) % 2 == 0 for code in tower.search(query, 20)]
     assert np.mean(even) >= 0.8
 
 

@@ -46,12 +46,12 @@ def test_a_second_process_takes_the_compiled_loops_from_disk(tmp_path: Path) -> 
 import numpy as np
 from feature_repo.kernels import pairs
 marks, codes = np.zeros(9, np.int32), np.array([1, 2])
-pairs.count_lines(codes, codes, marks)
-print(sum(pairs.count_lines.stats.cache_hits.values()))
+pairs.find(codes, codes, marks)
+print(sum(pairs.find.stats.cache_hits.values()))
 """
     before_a_call = """
 from feature_repo.kernels import compiled, pairs
-print(compiled.load_loops(), len(pairs.count_lines.overloads))
+print(compiled.load_loops(), len(pairs.find.overloads))
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     said = [

@@ -1,10 +1,12 @@
 """Sums of a user against a few lines of plain Python."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_repo.kernels.history import last_distinct, repeats
+from feature_repo.kernels.history import last_distinct, repeated
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 30), st.integers(1, 5))
@@ -13,9 +15,12 @@ def test_the_last_distinct_values(item: list[int], lines: int, most: int) -> Non
     assert last_distinct(np.array(item, np.uint16), lines, most).tolist() == expected
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=20))
-def test_repetitions(lines: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), *[st.integers(0, 2)] * 3), max_size=20))
+def test_a_repeated_scan_is_like_the_purchase_before_it(lines: list[tuple[int, int, int, int]]) -> None:
     lines.sort()
-    columns = np.array(lines, np.int64).reshape(-1, 3).T
+    columns = np.array(lines, np.int64).reshape(-1, 4).T
     at, basket, item = columns[0].astype(float), columns[1].astype("u4"), columns[2].astype("u2")
-    assert repeats(at, basket, item) == (len(set(lines)) < len(lines))
+    found = repeated(at, basket, item, columns[3].astype("u1"))
+    bought = [n for n, line in enumerate(lines) if line[3] == 0]
+    expected = [n for before, n in pairwise(bought) if lines[n] == lines[before]]
+    assert np.flatnonzero(found).tolist() == expected

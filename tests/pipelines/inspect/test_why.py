@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from feature_repo.facts import Fact
+from feature_repo.queries import Query
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
@@ -121,12 +122,12 @@ def test_an_item_missed_by_the_index_is_explained(recommender: Recommender) -> N
     class Blind:
         """Finds nothing unless all items are requested."""
 
-        def search(self, queries: Any, k: int) -> list[np.ndarray]:
-            found: list[np.ndarray] = real.search(queries, k)
-            return found if k == 80 else [codes[:0] for codes in found]
+        def search(self, query: Query, k: int) -> np.ndarray:
+            found = real.search(query, k)
+            return found if k == 80 else found[:0]
 
     narrowed(recommender, Blind(), history=0, together=0, week=0, store=0, total=0, tower=3)
-    first = real.search([recommender.ask(ask()).query], 80)[0]
+    first = real.search(recommender.ask(ask()).query, 80)
     code = next(code for code in first.tolist() if WHOLE[code] not in ask().basket)
     rank = first.tolist().index(code) + 1
     verdict = why(recommender, recommender.bundle.statistics.item_ids[code])

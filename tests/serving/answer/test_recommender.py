@@ -41,7 +41,7 @@ def ask(*basket: str, user: str | None = "u1", k: int = 10) -> Request:
 def test_a_filter_costs_a_request_no_list_of_the_items_that_it_leaves_out(recommender: Recommender) -> None:
     """Of two million items it leaves out 1.6 million: a list of them took longer than all other work."""
     asked = recommender.ask(replace(ask("1000003"), profile="premium"))
-    retrieved = recommender.retrieve(asked, recommender.near(asked))
+    retrieved = recommender.retrieve(asked)
     offers = recommender.bundle.profiles["premium"].offers
     assert offers.sum() == len(offers) // 5
     assert len(retrieved.candidates.codes) > 0

@@ -388,14 +388,13 @@ def test_candidates_below_a_minimum_are_replaced(toy_bundle: Path, toy_store: st
     profile = recommender.bundle.profiles["default"]
     quotas = replace(profile.quotas, total=30)
     recommender.bundle.profiles["default"] = replace(profile, quotas=quotas)
-    asked = recommender.ask(LOUD)
-    near = recommender.near(asked)
-    low = recommender.gather(asked, near).candidates.codes
+    low = recommender.prepare(LOUD).candidates.codes
     numbers = recommender.facts._numbers["stock"]
     numbers.add([(int(code), Fact(f"f{code}", "stock", item(code), 2.0, AT - 60, None)) for code in low])
     pin = f"pin:\n  - {{name: p, item: {item(low[0])}, slot: 1}}\n"
     follow(recommender, "minimum_stock:\n  - {name: shelf, units: 5}\n" + pin)
-    found = recommender.gather(recommender.ask(LOUD), near, most=most)
+    asked = recommender.ask(LOUD)
+    found = recommender.compose(asked, recommender.retrieve(asked), most)
     assert len(found.candidates.codes) == (most or 30)
     assert not set(found.candidates.codes.tolist()) & set(low.tolist())
     assert len(recommender.recommend(LOUD).items) == 10

@@ -16,7 +16,6 @@ from feature_repo.snapshots import HEARTBEAT
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.stores.online_features import (
     GuardedStore,
-    LocalStore,
     MemoryStore,
     OnlineStore,
     RedisStore,
@@ -187,7 +186,7 @@ def test_sqlite_is_not_read_without_time(sqlite: SqliteStore) -> None:
 # ------------------------------------------------------------------------------------- behind a breaker
 
 
-class FailingStore(LocalStore):
+class FailingStore(OnlineStore):
     """Has user 42; fails while `failure` is set."""
 
     def __init__(self) -> None:
