@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from feature_repo.errors import RecoError
 from feature_repo.events import Dataset, read_dataset
 from monitoring.psi import Draws, encode, is_number, missing_share, psi
-from monitoring.reports import evidently_charts, show_numbers, write_report
+from monitoring.reports import evidently_psi, show_numbers, write_report
 from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
@@ -75,7 +75,7 @@ def drift_of_events(
         data: the data set that holds the window.
         window: the stretch of time under test.
         reference: another stretch of the same data set, or the directory of a bundle.
-        report: where to write the HTML report, with Evidently's charts, if at all.
+        report: where to write the HTML report, if at all; its PSI is Evidently's, and agrees with ours.
     """
     if isinstance(reference, Window):
         expected, compared = purchases(data, reference), "purchases with those of another window"
@@ -110,7 +110,7 @@ def drift_of_log(
         log_dir: the prediction log.
         window: the stretch of time under test.
         reference: another stretch of the log; by default the records that the bundle holds.
-        report: where to write the HTML report, with Evidently's charts, if at all.
+        report: where to write the HTML report, if at all; its PSI is Evidently's, and agrees with ours.
     """
     bundle_id, alike = str(read_manifest(bundle)["bundle_id"]), bundles_alike(bundle)
     if reference is None:
@@ -192,12 +192,14 @@ def _check(
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
     too_short += "is needed: weekdays differ from each other; take a longer window"
     comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
-    verdict = replace(judge(comparisons), compared=compared, window=windows[0], reference=windows[1])
+    histograms = [c.histogram for c in comparisons if c.histogram is not None]
+    measured = evidently_psi(histograms) if report and histograms else None
+    verdict = judge(comparisons, measured.psi if measured else None)
+    verdict = replace(verdict, compared=compared, window=windows[0], reference=windows[1])
     if verdict.status == "drifted":
         verdict = _located(verdict, tables, tables_of, end)
     if report is not None:
-        histograms = [c.histogram for c in comparisons if c.histogram is not None]
-        write_report(report, verdict.to_dict(), evidently_charts(histograms) if histograms else "")
+        write_report(report, verdict.to_dict(), measured.charts if measured else "")
     log.info("%s: %s (%.1f s)", compared, verdict.status, time.perf_counter() - began)
     return verdict
 

@@ -1,4 +1,4 @@
-"""Histograms -> Evidently's charts; a verdict -> one HTML page, our table first, Evidently's charts after.
+"""Histograms -> PSI through Evidently; a verdict -> one HTML page, our table first, Evidently's charts after.
 
 The only module that imports evidently, and only inside its functions: loading it takes about ten seconds.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,26 +27,32 @@ from monitoring.psi import Histogram, distinct, smoothed
 TOP = 5
 
 
-def evidently_charts(histograms: Sequence[Histogram]) -> str:
-    """Return Evidently's HTML page: its PSI of each column, and its charts."""
+@dataclass(frozen=True)
+class Measured:
+    """Evidently's results: the PSI of each column, and its page."""
+
+    psi: dict[str, float]
+    charts: str
+
+
+def evidently_psi(histograms: Sequence[Histogram]) -> Measured:
+    """Return the PSI of each column as Evidently computes it, and Evidently's HTML page."""
+    # Names and levels come from data and end up in a page: they must not contain working HTML.
+    names = {_plain(h.name): h.name for h in histograms}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Evidently's own use of pandas and pydantic
-        return str(run_evidently(histograms).get_html_str(as_iframe=False))
+        from evidently import DataDefinition, Dataset, Report
+        from evidently.metrics import ValueDrift
 
-
-def run_evidently(histograms: Sequence[Histogram]) -> Any:
-    """Return Evidently's snapshot of the PSI of each column, without signs of HTML in the names."""
-    from evidently import DataDefinition, Dataset, Report
-    from evidently.metrics import ValueDrift
-
-    # Names and levels come from data and end up in a page: they must not contain working HTML.
-    names = [_plain(h.name) for h in histograms]
-    definition = DataDefinition(categorical_columns=names)
-    current, reference = (
-        Dataset.from_pandas(_rows(histograms, side), data_definition=definition)
-        for side in ("current", "reference")
-    )
-    return Report([ValueDrift(column=name, method="psi") for name in names]).run(current, reference)
+        definition = DataDefinition(categorical_columns=list(names))
+        current, reference = (
+            Dataset.from_pandas(_rows(histograms, side), data_definition=definition)
+            for side in ("current", "reference")
+        )
+        report = Report([ValueDrift(column=name, method="psi") for name in names])
+        snapshot = report.run(current, reference)
+        found = {names[m["config"]["column"]]: float(m["value"]) for m in snapshot.dict()["metrics"]}
+        return Measured(found, snapshot.get_html_str(as_iframe=False))
 
 
 def write_report(path: Path, verdict: dict[str, Any], charts: str = "") -> None:

@@ -131,22 +131,27 @@ class Comparison:
     changes: tuple[ShareChange, ...] = ()  # the levels whose share is past its line
 
 
-def judge(comparisons: Sequence[Comparison]) -> DriftVerdict:
-    """Turn the PSI of each column into a verdict."""
-    rows = [_judge_column(comparison) for comparison in comparisons]
+def judge(comparisons: Sequence[Comparison], psi: Mapping[str, float] | None = None) -> DriftVerdict:
+    """Turn the PSI of each column into a verdict.
+
+    Args:
+        comparisons: the columns in bins.
+        psi: the PSI of each column; computed here if it is None.
+    """
+    rows = [_judge_column(comparison, psi) for comparison in comparisons]
     rows.sort(key=_urgency, reverse=True)
     status = _status(rows)
     return DriftVerdict(status, _reason(status, rows), "", Window(), Window(), tuple(rows))
 
 
-def _judge_column(comparison: Comparison) -> ColumnDrift:
+def _judge_column(comparison: Comparison, psi: Mapping[str, float] | None) -> ColumnDrift:
     row, histogram, rule = comparison.row, comparison.histogram, comparison.rule
     if histogram is None:
         return row
     floor, spread = comparison.noise
     warn_at = floor + max(rule.warn, SPREADS_WARN * spread)
     alarm_at = floor + max(rule.alarm, SPREADS_ALARM * spread)
-    found = histogram.psi()
+    found = histogram.psi() if psi is None else psi[row.name]
     lost = row.missing_current - row.missing_reference
     status: ColumnStatus = "ok"
     if found >= alarm_at or lost >= MISSING_ALARM or comparison.changes:
