@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, open_bundle, open_recommender
+from serving.answer.warming import warm_up
 from serving.api.endpoint import Endpoint
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout, Observer, Rank, count, rank_here
@@ -79,11 +80,14 @@ class Wiring:
     at_end: Callable[[], Awaitable[None]] | None = None  # closes what belongs to the event loop
     cleanup: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # closes the other parts
 
-    def load(self, bundle_path: Path, after: Path | None = None) -> Recommender:
+    def load(
+        self, bundle_path: Path, rest: Callable[[float], None], after: Path | None = None
+    ) -> Recommender:
         """Return a warm recommender for a bundle; the caller closes its `facts`.
 
         Args:
             bundle_path: the bundle.
+            rest: see `serving.answer.warming.warm`.
             after: the bundle that answers now.
 
         Raises:
@@ -106,6 +110,7 @@ class Wiring:
             )
             recommender.tells_counts = self.settings.reasons == "counts"
             recommender.explores = self.settings.explore_share
+            warm_up(recommender, self.settings.prediction_log_dir, rest)
             return recommender
         except BaseException:
             if facts is not None:
@@ -189,7 +194,7 @@ def run(
     with wiring.cleanup as cleanup:
         sys.setswitchinterval(SWITCH_S)
         FACTS_READ_AT.set(time.time())  # facts that are never read grow old from now on
-        recommender = wiring.load(bundle_path)
+        recommender = wiring.load(bundle_path, rest=lambda took_s: None)
         bundle_id = recommender.bundle.bundle_id
         _require_rules(recommender, wiring.settings)
         _show(recommender)
@@ -251,7 +256,8 @@ class Swap:
         path = champion.bundle(self._home)
         before = self._checkout.recommender
         known = before.facts.known()
-        loaded = self._wiring.load(path, before.bundle.path)
+        # Requests are answered meanwhile: the warm-up takes half of the time.
+        loaded = self._wiring.load(path, time.sleep, before.bundle.path)
 
         def take_over() -> None:
             self._checkout.recommender = loaded

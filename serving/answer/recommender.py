@@ -36,7 +36,7 @@ from serving.schemas import NOTHING_LEFT, Request, Response
 from serving.shop.fact_store import FactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import NO_PLAN, Plan, RulesFile
-from serving.stages.ranking import rank
+from serving.stages.ranking import check_scores, rank
 from serving.stages.reranking import KEPT, POOL, Ranked, best_of, weigh
 from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
@@ -277,6 +277,18 @@ class Recommender:
         response, shown = self._respond(request, known, ranked, stage_ms, began)
         self._record(request, known, response, made, shown)
         return response
+
+    def warm(self, request: Request) -> None:
+        """Rank for a request and cache the list, before any other request uses this recommender."""
+        known = self.read(request)
+        key = self.key(request, known)
+        if self.answers is None or key is None or self.answers.get_stale(key) is not None:
+            return
+        asked = self.ask(request, known)
+        prepared = self.compose(asked, self.retrieve(asked, NOTHING_HIDDEN))
+        scores = self.rank(prepared.dense, prepared.categorical)
+        check_scores(scores, len(prepared.dense))
+        self.answers.put(key, self.best(prepared, scores))
 
     def _respond(
         self,

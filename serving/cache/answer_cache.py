@@ -111,7 +111,7 @@ class AnswerCache:
         return len(self._lists)
 
     def show(self) -> None:
-        """Set the gauges to this cache: the one that answers."""
+        """Set the gauges; called for the cache that answers, not for one that is warmed beside it."""
         CACHE_ENTRIES.set(len(self._lists))
         CACHE_BYTES.set(self._lists.currsize)
 

@@ -68,7 +68,7 @@ def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path
     for reasons in ("counts", "plain"):
         wiring = wire(Settings(home=tmp_path, log=False, store_url=toy_store, reasons=reasons))
         with wiring.cleanup:
-            recommender = wiring.load(toy_bundle)
+            recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
             answer = recommender.recommend(Request((), 1_512_498_600.0, "u2", None, 10, "r"))
             recommender.facts.close()
         said[reasons] = {item.reason for item in answer.items if item.source == "history"}
@@ -147,7 +147,7 @@ def test_an_endpoint_does_not_start_while_its_rules_are_being_written(
 
 def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
     wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
-    recommender = wiring.load(toy_bundle)
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     swap = swap_of(wiring, checkout, toy_bundle.parent)
     with pytest.raises(BundleInvalid, match="expected another: promote it again"):
@@ -162,10 +162,10 @@ def test_an_endpoint_with_trusted_keys_takes_signed_bundles_alone(toy_bundle: Pa
     settings = Settings(home=tmp_path, trusted_keys=public.parent)
     wiring = replace(Wiring(settings, MemoryStore()), observers=())
     with pytest.raises(SignatureInvalid, match=r"bundle\.sig is missing"):
-        wiring.load(newer)
+        wiring.load(newer, rest=lambda took_s: None)
     for day, bundle in enumerate((older, newer), 1):
         sign(bundle, key, at=datetime(2026, 11, day, tzinfo=UTC))
-    recommender = wiring.load(newer)
+    recommender = wiring.load(newer, rest=lambda took_s: None)
     recommender.facts.close()
     checkout = wiring.checkout(recommender)
     swap = swap_of(wiring, checkout, tmp_path)
@@ -180,7 +180,7 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
     settings = Settings(home=tmp_path)
     settings.rules_path.write_text("ban:\n  - {name: recall, items: ['1000000']}\n")
     wiring = replace(Wiring(settings, MemoryStore()), observers=())
-    recommender = wiring.load(toy_bundle)
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     settings.rules_path.write_text("ban: [")
     with socket.socket() as http_socket:
@@ -194,7 +194,7 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
 def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     wiring = replace(Wiring(Settings(home=tmp_path), MemoryStore()), observers=())
-    recommender = wiring.load(toy_bundle)
+    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     swap = swap_of(wiring, checkout, toy_bundle.parent, events.append)
     follow_up = swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))

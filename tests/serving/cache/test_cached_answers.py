@@ -19,10 +19,11 @@ from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Asked, Recommender, open_recommender
+from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
-from serving.errors import DeadlineExceeded, RankerUnavailable, RankingFailed
+from serving.errors import DeadlineExceeded, RankerUnavailable, RankingFailed, ScoresInvalid
 from serving.prediction_log import PredictionLog, feature_rows, read_log
 from serving.release.bundle import Bundle
 from serving.schemas import Call, Request, Response
@@ -279,14 +280,41 @@ def test_the_computed_answer_is_logged_with_its_features_and_times(toy_bundle: P
     assert [len(one) > 0 for one in table["features"].to_pylist()] == [True, False, False]
 
 
-def test_a_list_with_a_score_that_is_not_finite_is_not_cached(
+def test_a_warm_cache_answers_without_the_ranker(
+    toy_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = PredictionLog(tmp_path, DENSE_NAMES)
+    before = open_recommender(toy_bundle, open_store("memory:"), log)
+    for request in [NOBODY, NOBODY, *[replace(NOBODY, basket=())] * 2, KNOWN, KNOWN]:
+        before.recommend(request)
+    log.close()
+    warmed = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
+    with caplog.at_level("INFO"):
+        warm_up(warmed, tmp_path, lambda took_s: None)
+    assert "2 answers are cached" in caplog.text, "a known shopper's would not be asked for again"
+    rank = Counting()
+    (answer,) = ask_all(warmed, rank, NOBODY)
+    assert shown(answer) == shown(before.recommend(NOBODY))
+    assert not rank.turns
+
+
+def test_a_list_with_a_score_that_is_not_finite_warms_nothing(
     cached: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached, "rank", lambda dense, _: np.full(len(dense), np.nan, np.float32))
-    (answer,) = ask_all(cached, rank_here, NOBODY)
-    assert answer.degraded_reason == "scores_invalid"
+    with pytest.raises(ScoresInvalid):
+        cached.warm(NOBODY)
     assert cached.answers is not None
     assert len(cached.answers) == 0
+
+
+def test_an_unreadable_log_warms_nothing_and_is_reported(
+    cached: Recommender, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "20260101.parquet").write_text("not Parquet")
+    warm_up(cached, tmp_path, lambda took_s: None)
+    assert "the cache begins empty: the prediction log in" in caplog.text
+    assert len(cached.answers or ()) == 0
 
 
 def test_a_dropped_recommender_frees_its_cached_lists(toy_bundle: Path) -> None:
@@ -295,6 +323,7 @@ def test_a_dropped_recommender_frees_its_cached_lists(toy_bundle: Path) -> None:
     gc.disable()
     try:
         recommender = open_recommender(toy_bundle, open_store("memory:"), answers=AnswerCache())
+        recommender.warm(NOBODY)
         ask_all(recommender, Counting(), NOBODY, replace(NOBODY, store_id="store-2"))
         cache = weakref.ref(recommender.answers)
         bundle = weakref.ref(recommender.bundle)

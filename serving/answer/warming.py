@@ -1,0 +1,91 @@
+"""The prediction log -> a cache that holds the answers to its most frequent requests from the start."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from serving.answer.recommender import Recommender
+from serving.schemas import DEFAULT_K, Request
+
+BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes over
+MOST_REQUESTS = 1_000
+MOST_RECORDS = 20_000  # of the log, the newest ones
+
+_log = logging.getLogger(__name__)
+
+
+def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], None]) -> None:
+    """Fill the cache of a recommender that no request uses yet with the log's most frequent answers.
+
+    Without a log, or with one that cannot be read, the cache begins empty. For `rest` see `warm`.
+    """
+    if recommender.answers is None:
+        return
+    try:
+        requests = frequent_requests(log_dir, time.time())
+    except Exception:  # noqa: BLE001 - the edge of the start: an endpoint with an empty cache can answer, too
+        _log.exception("the cache begins empty: the prediction log in %s cannot be read", log_dir)
+        return
+    began = time.monotonic()
+    left = warm(requests, recommender.warm, rest=rest)
+    size, took_s = len(recommender.answers), time.monotonic() - began
+    _log.info("%d answers are cached after %.1f s; %d requests were left", size, took_s, left)
+
+
+def frequent_requests(log_dir: Path, at: float) -> list[Request]:
+    """Return what anonymous shoppers asked at least twice in the newest records, the most frequent first.
+
+    The list of a known shopper depends on a row and an hour, so it would seldom be asked for again.
+    Baskets count without their order. The requests are of the time `at`, seconds since the epoch.
+    """
+    counts: Counter[tuple[str, str | None, tuple[str, ...]]] = Counter()
+    for record in itertools.islice(_newest_records(log_dir), MOST_RECORDS):
+        if record["user_id"] is None:
+            profile = record["profile"]
+            counts[profile, record["store_id"], tuple(sorted(record["basket"]))] += 1
+    return [
+        Request(basket, at, None, store_id, DEFAULT_K, f"warm-up-{number}", profile)
+        for number, ((profile, store_id, basket), times) in enumerate(counts.most_common(MOST_REQUESTS))
+        if times > 1
+    ]
+
+
+def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the log's records segment by segment, the newest segment first."""
+    for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
+        yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
+
+
+def warm(
+    requests: Sequence[Request],
+    ask: Callable[[Request], None],
+    budget_s: float = BUDGET_S,
+    rest: Callable[[float], None] = lambda took_s: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Ask one request after the other until all are asked or the time is over; return how many are left.
+
+    One that fails is skipped. `rest` is called after each with the seconds it took: where other requests need
+    the processor.
+    """
+    began, has_failed = clock(), False
+    for number, request in enumerate(requests):
+        asked_at = clock()
+        if asked_at - began >= budget_s:
+            return len(requests) - number
+        try:
+            ask(request)
+        except Exception:  # noqa: BLE001 - the same
+            if not has_failed:
+                _log.exception("a request that should warm the cache failed")
+            has_failed = True
+        rest(clock() - asked_at)
+    return 0
