@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
@@ -26,6 +28,7 @@ from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statisti
 from serving.answer.recommender import Recommender, answer_golden, open_bundle, open_recommender
 from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
+from serving.schemas import Call
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
@@ -216,6 +219,27 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
     return done.returncode, done.stderr
 
 
+def metric(name: str, **labels: str) -> float:
+    """The value of a metric in this process; 0 before it counts for the first time."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def call(limit_s: float = 1e6, waited_s: float = 0.0, priority: str = "checkout") -> Call:
+    """A call that has so many seconds in all, and has waited for some of them."""
+    arrived = time.perf_counter() - waited_s
+    return Call(arrived, arrived + limit_s, "given", priority=priority)
+
+
+def tensors(**inputs: Any) -> dict[str, Any]:
+    """The body of V2 with these inputs: BYTES, unless they are numbers."""
+    made = []
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value]
+        datatype = "INT32" if values and isinstance(values[0], int) else "BYTES"
+        made.append({"name": name, "datatype": datatype, "shape": [len(values)], "data": values})
+    return {"inputs": made}
+
+
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
     answer = client.post(V1, json={"instances": [request]})
     assert answer.status_code == 200, answer.text
@@ -307,6 +331,24 @@ def start_endpoint() -> Iterator[StartEndpoint]:
         running.reader.join()
         if running.process.stderr:
             running.process.stderr.close()
+
+
+@pytest.fixture
+def start_toy(
+    toy_bundle: Path, toy_store: str, start_endpoint: StartEndpoint, tmp_path: Path
+) -> Callable[..., Running]:
+    """Start an endpoint of the test's own with the toy bundle; the arguments are its other settings."""
+
+    def begin(**settings: Any) -> Running:
+        usual: dict[str, Any] = {
+            "home": tmp_path,
+            "store_url": toy_store,
+            "deadline_ms": 30_000.0,
+            "log": False,
+        }
+        return start_endpoint(toy_bundle, Settings(**usual | settings))
+
+    return begin
 
 
 @pytest.fixture(scope="session")
