@@ -164,14 +164,6 @@ def test_a_wrong_toml_file_is_refused_with_its_place_and_without_secrets(
     assert caught.value.__cause__ is None
 
 
-def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
-    (folder / ".env").write_text("RECO_HTTP_PORT=eighty\n")
-    with pytest.raises(
-        SettingInvalid, match=r"^RECO_HTTP_PORT in \.env is 'eighty'; expected a whole number"
-    ):
-        Settings.from_env({})
-
-
 @pytest.mark.parametrize(
     "line",
     [

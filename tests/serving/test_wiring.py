@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from prometheus_client import REGISTRY
 
 from components.release.signing import sign
 from serving.answer.recommender import open_bundle
@@ -24,6 +23,7 @@ from serving.settings import Settings
 from serving.shop.watched_file import WatchedFile
 from serving.stores.online_features import GuardedStore, MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
+from tests.serving.conftest import metric
 from tests.serving.signed import write_keys
 
 
@@ -104,9 +104,9 @@ def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -
     began = time.time()
     with socket.socket() as http_socket:
         run(wiring, toy_bundle, None, http_socket, events.append)
-    found = REGISTRY.get_sample_value("reco_facts_read_timestamp_seconds")
-    assert found is not None
-    assert found >= began, "a store that never answers grows old from the start"
+    assert metric("reco_facts_read_timestamp_seconds") >= began, (
+        "a store that never answers grows old from the start"
+    )
     assert opened == [toy_bundle]
     assert closed == ["store"]
     [event] = events
@@ -183,8 +183,7 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     settings.rules_path.write_text("ban: [")
-    with socket.socket() as http_socket:
-        swap = Swap(wiring, checkout, StubDoor(settings, http_socket), toy_bundle.parent, lambda event: None)
+    swap = swap_of(wiring, checkout, toy_bundle.parent)
     with pytest.raises(FactsUnavailable, match="rules file could not be read again"):
         swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender

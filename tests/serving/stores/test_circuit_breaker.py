@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.stores.circuit_breaker import FAILURES, LATEST, MOST_FAILED, CircuitBreaker
 from tests.chaos.procs import eventually
+from tests.serving.conftest import metric
 
 
 class Dependency:
@@ -128,8 +128,8 @@ def test_many_threads_open_the_breaker_once(dependency: Dependency, caplog: pyte
 
 
 def test_the_gauge_shows_the_open_breaker(breaker: CircuitBreaker, dependency: Dependency) -> None:
-    def shown() -> float | None:
-        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
+    def shown() -> float:
+        return metric("reco_breaker_open", dependency="some_thing")
 
     dependency.is_down = True
     fail(breaker, FAILURES)
