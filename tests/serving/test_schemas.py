@@ -11,7 +11,6 @@ import pytest
 from serving.errors import InvalidRequest, NotJson
 from serving.schemas import (
     MAX_BASKET,
-    MAX_K,
     Call,
     Instances,
     Recommendation,
@@ -55,10 +54,6 @@ def test_a_profile_of_the_bundle_is_accepted() -> None:
     assert parse({"basket": [], "profile": None}).profile == "default"
     with pytest.raises(InvalidRequest, match="profile must be one of default, premium"):
         parse_request({"basket": [], "profile": "clearance"}, now=0.0, default_id="", profiles=known)
-
-
-def test_a_huge_k_is_limited() -> None:
-    assert parse({"basket": [], "k": 10**6}).k == MAX_K
 
 
 @pytest.mark.parametrize(

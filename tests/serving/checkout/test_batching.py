@@ -131,26 +131,11 @@ def test_the_size_of_a_batch_follows_the_arrival_rate() -> None:
     assert mean_size(2_000.0, 5.0) == pytest.approx(10, rel=0.25)
 
 
-def test_bundles_never_share_a_call() -> None:
-    shop = Shop()
-    answers = shop.all(*(shop.ask([number], bundle_id="ab"[number % 2]) for number in range(6)))
-    assert answers == [[f"{'ab'[number % 2]}:{number}"] for number in range(6)]
-    assert shop.calls == [("a", [[0], [2], [4]]), ("b", [[1], [3], [5]])]
-
-
 def test_checkouts_come_before_prefetches_each_in_the_order_of_arrival() -> None:
     shop = Shop(max_rows=2)
     priorities = [PRIORITIES[number] for number in (1, 0, 1, 0, 0)]
     shop.all(*(shop.ask([n], priority=priority) for n, priority in enumerate(priorities)))
     assert shop.works == [[[1], [3]], [[4], [0]], [[2]]]
-
-
-def test_only_a_single_request_may_exceed_the_row_limit_of_a_batch() -> None:
-    shop = Shop(max_rows=4)
-    shop.all(*(shop.ask([number] * size) for number, size in enumerate([3, 1, 2, 9, 1, 1])))
-    sizes = [[len(work) for work in works] for works in shop.works]
-    assert sizes[:2] == [[3, 1], [2]]
-    assert [9] in sizes
 
 
 def test_the_call_gets_the_latest_deadline_of_its_requests() -> None:

@@ -67,14 +67,6 @@ def test_a_ranker_that_does_not_have_the_model_is_unavailable(
         ranked(f"{endpoint.grpc}/ranker-{{bundle_id}}", turn(recommender))
 
 
-def test_a_missing_ranker_is_reported_long_before_the_deadline(recommender: Recommender) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # and no server listens
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(RankerUnavailable, match="says UNAVAILABLE"):
-            ranked(address, turn(recommender, limit_s=600.0))  # the test would take as long
-
-
 def test_a_hanging_ranker_costs_no_more_than_the_deadline(recommender: Recommender) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -314,7 +306,7 @@ async def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(recomm
 
         assert (await ask()).rung == "full"
         await elsewhere.kill()
-        answers = [await ask() for _ in range(20)]
+        answers = [await ask() for _ in range(20)]  # each long before its deadline of a minute
         assert {answer.degraded_reason for answer in answers} == {"ranker_unavailable"}
         assert (ranker.breaker.is_open, opened()) == (True, 1)
         elsewhere.ready = False

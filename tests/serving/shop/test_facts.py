@@ -206,16 +206,6 @@ def test_an_item_that_costs_and_is_free_has_no_margin(tmp_path: Path) -> None:
     assert np.isnan(margins[1]), "its cost is unknown"
 
 
-def test_a_price_of_a_store_that_lies_ahead_does_not_show_the_price_of_the_chain(tmp_path: Path) -> None:
-    store, begins = SqliteFactStore(tmp_path / "facts.db"), round(NOW) + 100.0
-    store.write([Fact("chain", "price", "i1", 3.0, NOW), Fact("here", "price", "i1", 2.5, NOW, "s")])
-    store.write([Fact("soon", "price", "i1", 2.4, NOW + 1, "s", valid_from=begins)])
-    with closing(LiveFacts(CATALOGUE, store)) as live:
-        prices = [live.price(np.array([1]), at, "s")[0] for at in (begins - 1, begins)]
-        assert live.price(np.array([1]), NOW, "elsewhere")[0] == 3.0
-    np.testing.assert_array_equal(prices, [np.nan, 2.4])
-
-
 def test_rules_are_looked_at_while_facts_keep_coming(tmp_path: Path) -> None:
     class Endless(SqliteFactStore):
         """Has one more fact at each call, once it has begun."""

@@ -47,14 +47,6 @@ def sqlite(database: Path) -> Iterator[SqliteStore]:
         yield store
 
 
-def test_memory_store_returns_what_was_written() -> None:
-    store = MemoryStore()
-    store.write("42", UserRow(b"row", 1.0))
-    assert store.read("42") == UserRow(b"row", 1.0)
-    assert store.read("43") is None
-    store.close()
-
-
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
