@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from prometheus_client import REGISTRY
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
-from serving.answer.recommender import Recommender, answer_golden, open_bundle, open_recommender
+from serving.answer.recommender import Asked, Recommender, answer_golden, open_bundle, open_recommender
 from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
 from serving.schemas import Call
@@ -153,8 +153,16 @@ def write_graphs(items: int, path: Path) -> None:
     )
 
 
+def seal_golden(path: Path, records: Sequence[GoldenRequest], settings: RankingSettings, cut: str) -> None:
+    """Seal a bundle whose golden answers are its own."""
+    seal_bundle(path, cut=cut, settings=settings, made_from={})
+    bundle = load_bundle(path)
+    write_golden(path, [replace(golden, expected=answer_golden(bundle, golden)) for golden in records])
+    seal_bundle(path, cut=cut, settings=settings, made_from={})
+
+
 def build_bundle(path: Path, items: int = ITEMS) -> Path:
-    """Write and seal a bundle whose golden answers are its own."""
+    """Write and seal a bundle with one golden request."""
     path.mkdir(parents=True)
     statistics, vocabulary = build_statistics(items)
     write_statistics(path / "statistics", statistics, vocabulary)
@@ -163,12 +171,8 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     settings = RankingSettings(Quotas(), 0.95, profiles={"premium": premium})
     write_golden(path, [])
     (path / "certificates.json").write_text("[]")  # the registry reads them, the endpoint does not
-    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
-    bundle = load_bundle(path)
     request = {"request_id": "golden-0", "basket": ["1000010"], "at": CUT.isoformat(), "k": 10}
-    golden = GoldenRequest(request, None)
-    write_golden(path, [replace(golden, expected=answer_golden(bundle, golden))])
-    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    seal_golden(path, [GoldenRequest(request, None)], settings, CUT.isoformat())
     return path
 
 
@@ -228,6 +232,18 @@ def call(limit_s: float = 1e6, waited_s: float = 0.0, priority: str = "checkout"
     """A call that has so many seconds in all, and has waited for some of them."""
     arrived = time.perf_counter() - waited_s
     return Call(arrived, arrived + limit_s, "given", priority=priority)
+
+
+def find_in(seconds: Iterable[float], recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make retrievals take so long, one after the other, by a clock that jumps: no test waits."""
+    near, now, jumped, left = recommender.near, time.perf_counter, [0.0], iter(seconds)
+
+    def slow(asked: Asked) -> np.ndarray:
+        jumped[0] += next(left, 0.0)
+        return near(asked)
+
+    monkeypatch.setattr(recommender, "near", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
 
 
 def tensors(**inputs: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import math
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
-from serving.answer.recommender import Asked, Recommender, open_recommender
+from serving.answer.recommender import Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
@@ -32,7 +31,7 @@ from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.chaos.procs import eventually
 from tests.conftest import make_row
-from tests.serving.conftest import Running, call, metric, tensors
+from tests.serving.conftest import Running, call, find_in, metric, tensors
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
@@ -477,14 +476,7 @@ def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
     cached: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrieval takes 140 s once, by a clock that jumps; the rest has time for some candidates only."""
-    near, now, jumps, jumped = cached.near, time.perf_counter, [140.0], [0.0]
-
-    def slow_once(asked: Asked) -> np.ndarray:
-        jumped[0] += jumps.pop() if jumps else 0.0
-        return near(asked)
-
-    monkeypatch.setattr(cached, "near", slow_once)
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
+    find_in([140.0], cached, monkeypatch)
     monkeypatch.setattr("serving.checkout.admission.BURST_S", 500.0)
 
     async def ask() -> list[Response]:

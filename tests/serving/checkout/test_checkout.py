@@ -23,7 +23,7 @@ from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
-from tests.serving.conftest import call, metric
+from tests.serving.conftest import call, find_in, metric
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -373,22 +373,10 @@ def test_a_stage_that_would_miss_the_deadline_is_not_started(
     assert not begun
 
 
-def find_in(seconds: float, recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make retrieval take so long by the clock, which jumps: no test waits, and a busy machine has time."""
-    near, now, jumped = recommender.near, time.perf_counter, [0.0]
-
-    def slow(asked: Asked) -> np.ndarray:
-        jumped[0] += seconds
-        return near(asked)
-
-    monkeypatch.setattr(recommender, "near", slow)
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
-
-
 def test_slow_retrieval_leaves_less_time_for_ranking(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(50.0, recommender, monkeypatch)
+    find_in([50.0], recommender, monkeypatch)
     turns: list[Turn] = []
     checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=200.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=170.0)))
@@ -415,7 +403,7 @@ def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommen
 def test_late_retrieval_still_updates_the_budget(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(110.0, recommender, monkeypatch)
+    find_in([110.0], recommender, monkeypatch)
     checkout = experienced(Checkout(recommender, 1e6), retrieval_s=10.0)
     before = checkout.service.budgets.retrieval.of()
     assert asyncio.run(checkout.answer(REQUEST, call(100.0))).degraded_reason == "deadline_near"
