@@ -83,26 +83,50 @@ def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str
     return statistics, vocabulary
 
 
-def _save(nodes: list, inputs: list, output: tuple, weights: dict[str, np.ndarray], file: Path) -> None:
-    import onnx
-    from onnx import helper, numpy_helper
+def write_graph(graph: str, weights: dict[str, np.ndarray], file: Path) -> None:
+    """Write a graph, given in ONNX's own notation, with its weights."""
+    from onnx import checker, helper, numpy_helper, parser
 
-    graph = helper.make_graph(
-        nodes,
-        file.stem,
-        [helper.make_tensor_value_info(*spec) for spec in inputs],
-        [helper.make_tensor_value_info(*output)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
+    parsed = parser.parse_graph(graph)
+    parsed.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    model = helper.make_model(parsed, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    checker.check_model(model)
     file.write_bytes(model.SerializeToString())
+
+
+TOWER = f"""
+query_tower (
+    int64[n,{HISTORY_LENGTH}] history,
+    float[n,{HISTORY_LENGTH}] history_weight,
+    int64[n,{BASKET_LENGTH}] basket
+) => (float[n,{WIDTH}] vector) {{
+    now_rows = Gather(table, basket)
+    now = ReduceMean<keepdims=0>(now_rows, one)
+    past_rows = Gather(table, history)
+    weight = Unsqueeze(history_weight, two)
+    weighted = Mul(past_rows, weight)
+    past = ReduceMean<keepdims=0>(weighted, one)
+    vector = Add(now, past)
+}}
+"""
+RANKER = f"""
+ranker (
+    float[n,{len(DENSE_NAMES)}] dense, int64[n,{len(CATEGORICAL)}] categorical
+) => (float[n] score) {{
+    squashed = Tanh(dense)
+    column = MatMul(squashed, w)
+    linear = Squeeze(column, one)
+    type_column = Slice(categorical, one, two, one)
+    kind = Squeeze(type_column, one)
+    type_bias = Gather(bias, kind)
+    logit = Add(linear, type_bias)
+    score = Sigmoid(logit)
+}}
+"""
 
 
 def write_graphs(items: int, path: Path) -> None:
     """Query = mean basket vector + weighted history vector; score = sigmoid(w . tanh(features) + bias)."""
-    from onnx import TensorProto, helper
-
     rng = np.random.default_rng(3)
     vectors = rng.normal(0, 1, (items + 1, WIDTH)).astype(np.float32)
     vectors[0] = 0
@@ -110,47 +134,11 @@ def write_graphs(items: int, path: Path) -> None:
     flat.add(vectors[1:])
     faiss.write_index(flat, str(path / "index.faiss"))
     axes = {"one": np.array([1], np.int64), "two": np.array([2], np.int64)}
-    _save(
-        [
-            helper.make_node("Gather", ["table", "basket"], ["now_rows"]),
-            helper.make_node("ReduceMean", ["now_rows", "one"], ["now"], keepdims=0),
-            helper.make_node("Gather", ["table", "history"], ["past_rows"]),
-            helper.make_node("Unsqueeze", ["history_weight", "two"], ["weight"]),
-            helper.make_node("Mul", ["past_rows", "weight"], ["weighted"]),
-            helper.make_node("ReduceMean", ["weighted", "one"], ["past"], keepdims=0),
-            helper.make_node("Add", ["now", "past"], ["vector"]),
-        ],
-        [
-            ("history", TensorProto.INT64, ["n", HISTORY_LENGTH]),
-            ("history_weight", TensorProto.FLOAT, ["n", HISTORY_LENGTH]),
-            ("basket", TensorProto.INT64, ["n", BASKET_LENGTH]),
-        ],
-        ("vector", TensorProto.FLOAT, ["n", WIDTH]),
-        {"table": vectors, **axes},
-        path / "query_tower.onnx",
-    )
+    write_graph(TOWER, {"table": vectors, **axes}, path / "query_tower.onnx")
     weight = rng.normal(0, 0.2, (len(DENSE_NAMES), 1)).astype(np.float32)
     weight[DENSE_NAMES.index("user_has_item")] = 3.0  # items bought before come first
     bias = rng.normal(-2, 0.3, (TYPES + 1,)).astype(np.float32)
-    _save(
-        [
-            helper.make_node("Tanh", ["dense"], ["squashed"]),
-            helper.make_node("MatMul", ["squashed", "w"], ["column"]),
-            helper.make_node("Squeeze", ["column", "one"], ["linear"]),
-            helper.make_node("Slice", ["categorical", "one", "two", "one"], ["type_column"]),
-            helper.make_node("Squeeze", ["type_column", "one"], ["type"]),
-            helper.make_node("Gather", ["bias", "type"], ["type_bias"]),
-            helper.make_node("Add", ["linear", "type_bias"], ["logit"]),
-            helper.make_node("Sigmoid", ["logit"], ["score"]),
-        ],
-        [
-            ("dense", TensorProto.FLOAT, ["n", len(DENSE_NAMES)]),
-            ("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
-        ],
-        ("score", TensorProto.FLOAT, ["n"]),
-        {"w": weight, "bias": bias, **axes},
-        path / "ranker.onnx",
-    )
+    write_graph(RANKER, {"w": weight, "bias": bias, **axes}, path / "ranker.onnx")
 
 
 def seal_golden(path: Path, records: Sequence[GoldenRequest], settings: RankingSettings, cut: str) -> None:

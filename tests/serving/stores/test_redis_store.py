@@ -242,13 +242,6 @@ class TestFaults:
         eventually(lambda: reads(store, 1) in ([ROW_42], [None]))
         store.close()
 
-    def test_a_restart_between_two_reads_fails_no_read(self, server: Valkey) -> None:
-        store = RedisStore(url_of(server), timeout_ms=1_000)
-        assert store.read("42") == ROW_42
-        server.restart()
-        assert store.read("42") is None, "it kept nothing, but it answered"
-        store.close()
-
     @pytest.mark.parametrize(
         "spoil",
         [
