@@ -30,6 +30,11 @@ def fitted() -> Fitted:
     return fit(purchases, items, vocabulary, pd.Timestamp("2024-06-01", tz="UTC")), vocabulary
 
 
+@pytest.fixture(scope="session")
+def toy_tables(fitted: Fitted) -> Statistics:
+    return fitted[0]
+
+
 @pytest.fixture
 def statistics() -> Statistics:
     """Bread and butter share 4 baskets, bread and jam 2, milk and tea 0."""

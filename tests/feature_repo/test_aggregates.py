@@ -185,13 +185,6 @@ def test_repeated_scans_become_one_line_with_the_sum_of_both() -> None:
     assert merge_lines(found) is found
 
 
-def test_two_baskets_of_one_moment_are_two() -> None:
-    row = row_of([(i, (MONDAY, "tea", PURCHASE, i, 1.0)) for i in range(2)])
-    history, totals = summary_of(row, MONDAY + 1)
-    assert totals.baskets == 2
-    assert history.count.tolist() == [2]
-
-
 @given(lines)
 def test_baskets_and_distinct_items_of_a_row(events: list[Line]) -> None:
     row = row_of(list(enumerate(events)))

@@ -50,12 +50,8 @@ def check(*changes: dict[str, Any]) -> tuple[pd.DataFrame, pd.Series]:
 def test_missing_columns_have_defaults() -> None:
     event = complete_columns(pd.DataFrame([ROW])).iloc[0]
     assert list(event.index) == EVENT_SCHEMA.names
-    assert (event["event_type"], event["quantity"], event["discount"], event["store_id"]) == (
-        "purchase",
-        1,
-        0,
-        "",
-    )
+    optional = [event[name] for name in ("event_type", "quantity", "discount", "store_id")]
+    assert optional == ["purchase", 1, 0, ""]
     assert np.isnan(event["price"])
     assert event["at"] == pd.Timestamp("2026-03-01 09:00", tz="UTC")
 
@@ -131,33 +127,29 @@ def test_datetime_columns_of_any_zone_and_unit_become_utc() -> None:
         assert as_times(column).iloc[0] == pd.Timestamp("2026-03-01 09:00", tz="UTC")
 
 
-@pytest.mark.parametrize("missing", ["user_id", "basket_id", "item_id", "at"])
-def test_a_missing_column_is_named(missing: str) -> None:
-    with pytest.raises(EventsInvalid, match=rf"column\(s\) {missing} missing; found .*: add"):
-        complete_columns(rows({}).drop(columns=missing))
-
-
-def test_an_unknown_column_is_named_with_the_nearest_known_one() -> None:
-    with pytest.raises(
-        EventsInvalid, match=r"'pirce', 'colour' \(did you mean 'price'\?\).*event_id, event_type.*drop"
-    ):
-        complete_columns(rows({"pirce": 1, "colour": "red"}))
-
-
-def test_a_repeated_column_is_named() -> None:
-    frame = rows({"price": 1.0, "discount": 0.0}).set_axis([*ROW, "price", "price"], axis=1)
-    with pytest.raises(EventsInvalid, match="'price' is there more than once"):
-        complete_columns(frame)
-
-
-def test_a_table_without_rows_is_refused() -> None:
-    with pytest.raises(EventsInvalid, match="not one row"):
-        complete_columns(rows({}).iloc[:0])
-
-
-def test_lists_are_refused_as_ids() -> None:
-    with pytest.raises(EventsInvalid, match="'item_id' holds lists"):
-        complete_columns(rows({"item_id": ["milk", "bread"]}))
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        *(
+            (rows({}).drop(columns=name), rf"column\(s\) {name} missing; found .*: add")
+            for name in ("user_id", "basket_id", "item_id", "at")
+        ),
+        (
+            rows({"pirce": 1, "colour": "red"}),
+            r"'pirce', 'colour' \(did you mean 'price'\?\).*event_id, event_type.*drop",
+        ),
+        (
+            rows({"price": 1.0, "discount": 0.0}).set_axis([*ROW, "price", "price"], axis=1),
+            "'price' is there more than once",
+        ),
+        (rows({}).iloc[:0], "not one row"),
+        (rows({"item_id": ["milk", "bread"]}), "'item_id' holds lists"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_table_that_breaks_the_contract_is_refused_with_its_fault(raw: pd.DataFrame, message: str) -> None:
+    with pytest.raises(EventsInvalid, match=message):
+        complete_columns(raw)
 
 
 def test_derived_ids_are_distinct_and_always_the_same() -> None:
@@ -226,35 +218,44 @@ def test_a_row_at_the_edge_of_a_rule_is_good(change: dict[str, Any]) -> None:
     assert reasons.empty
 
 
-def test_a_basket_of_two_users_is_refused_as_a_whole() -> None:
-    good, reasons = check({"basket_id": "b"}, {}, {"basket_id": "b", "user_id": "u2", "item_id": "bread"})
-    assert reasons.to_dict() == {0: "its basket names two users", 2: "its basket names two users"}
-    assert list(good.index) == [1]
+OF_B, LATER = {"basket_id": "b"}, "2026-03-01T09:00:01Z"
 
 
-def test_a_basket_bought_at_two_times_is_refused_as_a_whole() -> None:
-    later = {"basket_id": "b", "at": "2026-03-01T09:00:01Z", "item_id": "bread"}
-    _, reasons = check({"basket_id": "b"}, later, {"basket_id": "b", "item_id": "tea"}, {})
-    assert reasons.to_dict() == dict.fromkeys([0, 1, 2], "its basket was bought at two times")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            [OF_B, {}, {**OF_B, "user_id": "u2", "item_id": "bread"}],
+            dict.fromkeys([0, 2], "its basket names two users"),
+        ),
+        (
+            [OF_B, {**OF_B, "at": LATER, "item_id": "bread"}, {**OF_B, "item_id": "tea"}, {}],
+            dict.fromkeys([0, 1, 2], "its basket was bought at two times"),
+        ),
+        (
+            [OF_B, {**OF_B, "item_id": "tea", "at": "nonsense"}],
+            {1: "at is not an ISO 8601 time of the years 1678 to 2261"},
+        ),
+        (
+            [{"event_id": "same"}, {"event_id": "same", "item_id": "bread"}, {"event_id": "other"}],
+            dict.fromkeys([0, 1], "its event_id names different lines"),
+        ),
+    ],
+    ids=["two users", "two times", "a refused row does not spoil its basket", "an id of two lines"],
+)
+def test_a_basket_that_contradicts_itself_is_refused_as_a_whole(
+    changes: list[dict[str, Any]], expected: dict[int, str]
+) -> None:
+    good, reasons = check(*changes)
+    assert reasons.to_dict() == expected
+    assert [*good.index] == [row for row in range(len(changes)) if row not in expected]
 
 
 def test_impressions_may_have_other_times_than_the_purchase() -> None:
-    shown = {"basket_id": "b", "at": "2026-03-01T08:59:00Z", "event_type": "impression"}
-    good, reasons = check(
-        {"basket_id": "b"}, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"}
-    )
+    shown = {**OF_B, "at": "2026-03-01T08:59:00Z", "event_type": "impression"}
+    good, reasons = check(OF_B, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"})
     assert reasons.empty
     assert len(drop_repeated(good)) == 3
-
-
-def test_a_refused_row_does_not_spoil_its_basket() -> None:
-    _, reasons = check({"basket_id": "b"}, {"basket_id": "b", "item_id": "tea", "at": "nonsense"})
-    assert list(reasons.index) == [1]
-
-
-def test_an_event_id_that_stands_for_two_lines_is_refused() -> None:
-    _, reasons = check({"event_id": "same"}, {"event_id": "same", "item_id": "bread"}, {"event_id": "other"})
-    assert reasons.to_dict() == dict.fromkeys([0, 1], "its event_id names different lines")
 
 
 @given(
@@ -283,30 +284,18 @@ def test_an_event_seen_twice_counts_once_and_an_item_scanned_twice_stays_two() -
 
 
 def test_two_lines_of_an_item_become_one_with_the_mean_per_unit() -> None:
-    line = {"basket_id": "b"}
     good, _ = check(
-        {**line, "quantity": 1, "price": 4.0, "discount": 0.0},
-        {**line, "quantity": 3, "price": 2.0, "discount": 2.0},
-        {"item_id": "bread"},
-    )
-    events = drop_repeated(good)
-    merged = merge_lines(events)
-    assert merged[["basket_id", "item_id"]].to_numpy().tolist() == [["b", "milk"], ["b2", "bread"]]
-    assert merged.loc[0, ["quantity", "price", "discount"]].tolist() == [4, 2.5, 1.5]
-    assert merged["quantity"].dtype == np.int64
-
-
-def test_the_mean_skips_an_unknown_price() -> None:
-    line = {"basket_id": "b"}
-    good, _ = check(
-        {**line, "price": 3.0},
-        line,
-        {"item_id": "bread", "basket_id": "c"},
-        {"item_id": "bread", "basket_id": "c"},
+        {**OF_B, "quantity": 1, "price": 4.0, "discount": 0.0},
+        {**OF_B, "quantity": 3, "price": 2.0, "discount": 2.0},
+        {"basket_id": "c", "price": 3.0},
+        {"basket_id": "c"},  # an unknown price does not count
+        *[{"basket_id": "d"}] * 2,
     )
     merged = merge_lines(drop_repeated(good))
-    assert merged["price"].iloc[0] == 3.0
-    assert np.isnan(merged["price"].iloc[1])
+    assert merged["basket_id"].tolist() == ["b", "c", "d"]
+    assert merged.loc[0, ["quantity", "price", "discount"]].tolist() == [4, 2.5, 1.5]
+    np.testing.assert_array_equal(merged["price"], [2.5, 3.0, np.nan])
+    assert merged["quantity"].dtype == np.int64
 
 
 def test_events_are_sorted_by_time_basket_and_item() -> None:

@@ -21,14 +21,8 @@ from feature_repo.schema import (
     tower_inputs,
 )
 from feature_repo.statistics import SOLD_7D, Statistics
-from tests.feature_repo.conftest import Fitted
 
 DAY = 86_400
-
-
-@pytest.fixture(scope="module")
-def statistics(fitted: Fitted) -> Statistics:
-    return fitted[0]
 
 
 History = Callable[..., UserEvents]
@@ -46,9 +40,9 @@ def history(row_of: Callable[..., UserEvents]) -> History:
     return make
 
 
-def query(statistics: Statistics, basket: list[int], row: UserEvents) -> Query:
+def query(toy_tables: Statistics, basket: list[int], row: UserEvents) -> Query:
     at = 100.0 * DAY
-    return Query(statistics, at, np.array(basket, np.int64), len(basket), User(row, at))
+    return Query(toy_tables, at, np.array(basket, np.int64), len(basket), User(row, at))
 
 
 def test_each_feature_has_one_column() -> None:
@@ -63,8 +57,8 @@ def test_the_hash_changes_with_the_order(monkeypatch: pytest.MonkeyPatch) -> Non
     assert schema.schema_hash() != before
 
 
-def test_columns_are_the_features_in_order(statistics: Statistics, history: History) -> None:
-    rows = Rows(query(statistics, [3], history((90, [1, 2]), (95, [2]))), np.array([1, 2, 5]))
+def test_columns_are_the_features_in_order(toy_tables: Statistics, history: History) -> None:
+    rows = Rows(query(toy_tables, [3], history((90, [1, 2]), (95, [2]))), np.array([1, 2, 5]))
     dense, categorical = model_inputs(rows)
     assert dense.shape == (3, len(DENSE_NAMES))
     assert dense.dtype == np.float32
@@ -72,15 +66,15 @@ def test_columns_are_the_features_in_order(statistics: Statistics, history: Hist
     assert dense[:, DENSE_NAMES.index("basket_size")].tolist() == [1, 1, 1]
     assert categorical.dtype == np.int64
     assert categorical[:, 0].tolist() == [2, 3, 6], "item codes are shifted by one: 0 is an unknown item"
-    np.testing.assert_array_equal(categorical[:, 1:], statistics.categorical[[1, 2, 5]])
+    np.testing.assert_array_equal(categorical[:, 1:], toy_tables.categorical[[1, 2, 5]])
     for position, feature in enumerate(USER):
         assert dense[:, position].tolist() == [np.float32(feature(rows.query.user))] * 3, feature.__name__
     for position, item_feature in enumerate(ITEM, len(USER)):
-        expected = item_feature(statistics)[[1, 2, 5]].astype(np.float32)
+        expected = item_feature(toy_tables)[[1, 2, 5]].astype(np.float32)
         np.testing.assert_array_equal(dense[:, position], expected, err_msg=item_feature.__name__)
-    assert item_values(statistics) is item_values(statistics), "computed once"
+    assert item_values(toy_tables) is item_values(toy_tables), "computed once"
     first = len(USER) + len(ITEM)
-    np.testing.assert_array_equal(dense[:, first : first + len(FRESH)], statistics.fresh[[1, 2, 5]])
+    np.testing.assert_array_equal(dense[:, first : first + len(FRESH)], toy_tables.fresh[[1, 2, 5]])
     assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
     for position, feature_of_both in enumerate(REQUEST, first + len(FRESH)):
         both = np.broadcast_to(np.asarray(feature_of_both(rows), np.float32), 3)
@@ -88,11 +82,11 @@ def test_columns_are_the_features_in_order(statistics: Statistics, history: Hist
 
 
 def test_the_tower_sees_the_history_in_the_order_of_the_last_purchases_and_zero_is_padding(
-    statistics: Statistics, history: History
+    toy_tables: Statistics, history: History
 ) -> None:
     """An old favourite has a larger weight than an item bought once yesterday, but comes after it."""
     bought = history((80, [7]), (85, [7]), (90, [7]), (99, [4]))
-    inputs = tower_inputs(query(statistics, [0, 9], bought))
+    inputs = tower_inputs(query(toy_tables, [0, 9], bought))
     assert inputs["history"].shape == (1, HISTORY_LENGTH)
     assert inputs["history"][0, :3].tolist() == [5, 8, 0], "codes are shifted by one"
     yesterday, favourite, padding = inputs["history_weight"][0, :3]
@@ -100,15 +94,15 @@ def test_the_tower_sees_the_history_in_the_order_of_the_last_purchases_and_zero_
     assert inputs["basket"][0, :3].tolist() == [1, 10, 0]
 
 
-def test_a_long_history_keeps_the_largest_weights(statistics: Statistics, history: History) -> None:
+def test_a_long_history_keeps_the_largest_weights(toy_tables: Statistics, history: History) -> None:
     """An item bought once long ago is dropped first, at any place of its code."""
     bought = history((1, [0]), *((50, list(range(1, HISTORY_LENGTH + 1))) for _ in range(2)))
-    inputs = tower_inputs(query(statistics, [], bought))
+    inputs = tower_inputs(query(toy_tables, [], bought))
     assert sorted(inputs["history"][0].tolist()) == [item + 1 for item in range(1, HISTORY_LENGTH + 1)]
 
 
-def test_a_long_basket_keeps_its_last_items(statistics: Statistics, history: History) -> None:
+def test_a_long_basket_keeps_its_last_items(toy_tables: Statistics, history: History) -> None:
     basket = list(range(BASKET_LENGTH + 5))
-    inputs = tower_inputs(query(statistics, basket, history()))
+    inputs = tower_inputs(query(toy_tables, basket, history()))
     assert inputs["basket"][0].tolist() == [item + 1 for item in basket[5:]]
     assert not inputs["history"].any()

@@ -12,15 +12,9 @@ from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import ITEM, USER, model_inputs
 from feature_repo.snapshots import HISTORY, item_table, user_table
 from feature_repo.statistics import Statistics
-from tests.feature_repo.conftest import Fitted
 
 MONDAY = 1_704_067_200.0
 MakeRow = Callable[..., UserEvents]
-
-
-@pytest.fixture(scope="module")
-def statistics(fitted: Fitted) -> Statistics:
-    return fitted[0]
 
 
 @pytest.fixture
@@ -59,16 +53,16 @@ def test_without_a_time_a_row_is_stamped_just_after_its_last_event(row: UserEven
     assert ann["user_clicks_10m"] == 1
 
 
-def test_the_values_equal_the_inputs_of_the_model(row: UserEvents, statistics: Statistics) -> None:
+def test_the_values_equal_the_inputs_of_the_model(row: UserEvents, toy_tables: Statistics) -> None:
     at = MONDAY + 5 * DAY_S
-    codes = np.array([statistics.code_of[item] for item in row.items.tolist()])
+    codes = np.array([toy_tables.code_of[item] for item in row.items.tolist()])
     coded = UserEvents(codes, *(getattr(row, name) for name in UserEvents.__slots__ if name != "items"))
-    query = Query(statistics, at, np.empty(0, np.int64), 0, User(coded, at))
-    dense, _ = model_inputs(Rows(query, np.arange(len(statistics.item_ids))))
+    query = Query(toy_tables, at, np.empty(0, np.int64), 0, User(coded, at))
+    dense, _ = model_inputs(Rows(query, np.arange(len(toy_tables.item_ids))))
     user = user_table([("ann", row)], at).select([feature.__name__ for feature in USER])
     np.testing.assert_array_equal([list(one.values()) for one in user.to_pylist()], dense[:1, : len(USER)])
-    items = item_table(statistics, at)
-    assert items["item_id"].to_pylist() == statistics.item_ids.tolist()
+    items = item_table(toy_tables, at)
+    assert items["item_id"].to_pylist() == toy_tables.item_ids.tolist()
     for position, feature in enumerate(ITEM, len(USER)):
         np.testing.assert_array_equal(
             items[feature.__name__].to_numpy(), dense[:, position], err_msg=feature.__name__

@@ -29,14 +29,6 @@ def test_codes_follow_the_request_and_leave_out_unknown_ids(
     assert statistics.store_row == {store: row for row, store in enumerate(statistics.store_ids.tolist())}
 
 
-def test_a_store_has_best_sellers_if_the_tables_know_it(fitted: Fitted) -> None:
-    statistics, _ = fitted
-    for row, store in enumerate(statistics.store_ids.tolist()):
-        np.testing.assert_array_equal(statistics.best_of_store(store), statistics.store_popular[row])
-    assert statistics.best_of_store("none") is None
-    assert statistics.best_of_store(None) is None
-
-
 def test_a_table_of_another_catalogue_is_named(tmp_path: Path, fitted: Fitted) -> None:
     write_statistics(tmp_path, *fitted)
     np.save(tmp_path / "price.npy", np.zeros(3, np.float32))

@@ -27,14 +27,17 @@ from typing import Any
 import faiss
 import numpy as np
 
+from feature_repo.aggregates import pack
 from feature_repo.ids import is_id
-from serving.answer.recommender import Recommender, answer_golden, open_recommender
+from serving.answer.recommender import Recommender, open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import load_bundle, seal_bundle
-from serving.release.golden import read_golden, write_golden
+from serving.release.bundle import load_bundle
+from serving.release.golden import read_golden
 from serving.release.manifest import bundle_id_of, read_manifest
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.conftest import make_row
+from tests.serving.conftest import USERS, build_bundle, seal_golden, weekly
 
 SECONDS, MEGABYTES = 10, 512  # of one case, at most; seconds of the processor: the machine may be busy
 HANGS_S = 300  # a case that waits so long waits for ever
@@ -191,12 +194,7 @@ def families(toy: Path, folder: Path) -> dict[str, Path]:
         faiss.write_index(index, str(path / "index.faiss"))
         np.save(path / "removed_items.npy", np.array([3, 7], np.int64))
         settings = replace(load_bundle(toy).settings, search=search)
-        cut = read_manifest(toy)["cut"]
-        golden = read_golden(toy)
-        seal_bundle(path, cut=cut, settings=settings, made_from={})
-        bundle = load_bundle(path)
-        write_golden(path, [replace(record, expected=answer_golden(bundle, record)) for record in golden])
-        seal_bundle(path, cut=cut, settings=settings, made_from={})
+        seal_golden(path, read_golden(toy), settings, read_manifest(toy)["cut"])
         open_recommender(path, MemoryStore())
         made[description] = path
     return made
@@ -331,10 +329,6 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Fuzz the toy bundle and print the summary; return 1 if a case went wrong."""
-    from feature_repo.aggregates import pack
-    from tests.conftest import make_row
-    from tests.serving.conftest import USERS, build_bundle, weekly
-
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.artefacts")
     parser.add_argument("--cases", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -12,10 +12,11 @@ import yaml
 from tests.infra.policies import Documents
 
 KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
+Rendered = Callable[[str], Documents]
 
 
 @pytest.fixture(scope="session")
-def rendered() -> Callable[[str], Documents]:
+def rendered() -> Rendered:
     """The documents of a folder of infra/kserve, as `kubectl apply -k` would send them."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
@@ -29,3 +30,8 @@ def rendered() -> Callable[[str], Documents]:
         return copy.deepcopy(seen[folder])
 
     return render
+
+
+@pytest.fixture
+def production(rendered: Rendered) -> Documents:
+    return rendered("overlays/production")

@@ -6,15 +6,13 @@ The endpoint's image is built with it: infra/images/endpoint.Dockerfile.
 import base64
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from feature_repo.aggregates import pack
-from serving.answer.recommender import answer_golden
-from serving.release.bundle import load_bundle, seal_bundle
-from serving.release.golden import GoldenRequest, write_golden
+from serving.release.bundle import load_bundle
+from serving.release.golden import GoldenRequest
 from tests.conftest import make_row
-from tests.serving.conftest import CUT, build_bundle, weekly
+from tests.serving.conftest import CUT, build_bundle, seal_golden, weekly
 
 ITEM_IDS = ("1000005", "1000010", "1000031")
 
@@ -41,9 +39,7 @@ def build_kernel_bundle(path: Path) -> Path:
         ),
         GoldenRequest({**asked, "request_id": "unknown", "basket": list(ITEM_IDS)}, None),
     ]
-    bundle = load_bundle(path)
-    write_golden(path, [replace(one, expected=answer_golden(bundle, one)) for one in records])
-    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    seal_golden(path, records, settings, CUT.isoformat())
     return path
 
 

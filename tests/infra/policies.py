@@ -37,6 +37,12 @@ def of_kind(documents: Documents, kind: str) -> Documents:
     return [document for document in documents if document["kind"] == kind]
 
 
+def named(documents: Documents, kind: str, name: str) -> Document:
+    """The one document of this kind and name."""
+    [found] = [one for one in of_kind(documents, kind) if one["metadata"]["name"] == name]
+    return found
+
+
 def name_of(document: Document) -> str:
     metadata = document["metadata"]
     return f"{document['kind']} {metadata.get('name') or metadata.get('generateName')}"

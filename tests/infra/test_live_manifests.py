@@ -1,7 +1,6 @@
 """infra/kserve/live: strict schemas, commands that exist, and ports that meet their policies."""
 
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +10,7 @@ from feature_repo.stream.kafka import VARIABLES, KafkaSettings
 from pipelines.cli.events import feedback, stream
 from pipelines.cli.watch import watch
 from serving.settings import Settings, variable
-from tests.infra.conftest import KSERVE
+from tests.infra.conftest import KSERVE, Rendered
 from tests.infra.policies import (
     Document,
     Documents,
@@ -19,6 +18,7 @@ from tests.infra.policies import (
     images,
     job_of_the_alerts,
     least_privilege,
+    named,
     of_kind,
     schemas,
 )
@@ -28,13 +28,8 @@ COMMANDS = {command.name: command for command in (stream, feedback, watch)}
 
 
 @pytest.fixture
-def live(rendered: Callable[[str], Documents]) -> Documents:
+def live(rendered: Rendered) -> Documents:
     return rendered("live")
-
-
-@pytest.fixture
-def base(rendered: Callable[[str], Documents]) -> Documents:
-    return rendered("overlays/production")
 
 
 def pod(deployment: Document) -> dict[str, Any]:
@@ -59,9 +54,9 @@ def selected(live: Documents, labels: dict[str, str]) -> set[str]:
     }
 
 
-def test_every_document_is_valid_and_nothing_is_open(live: Documents, base: Documents) -> None:
+def test_every_document_is_valid_and_nothing_is_open(live: Documents, production: Documents) -> None:
     assert [*schemas(live), *images(live), *least_privilege(live)] == []
-    assert list(access([*base, *live])) == []
+    assert list(access([*production, *live])) == []
 
 
 def test_each_part_is_a_command_whose_options_are_valid(live: Documents) -> None:
@@ -71,23 +66,26 @@ def test_each_part_is_a_command_whose_options_are_valid(live: Documents) -> None
         assert box(one)["command"] == ["reco", "--home", "/var/lib/reco"]
         word, *options = box(one)["args"]
         assert word == one["metadata"]["name"]
-        given = [
-            re.sub(r"\$\((\w+)\)", lambda match: settings_of(live)[match[1]], option) for option in options
-        ]
         # The token's file is there in the pod alone.
-        given = [one for one in given if not one.startswith("--token-file=")]
+        given = [
+            re.sub(r"\$\((\w+)\)", lambda match: settings_of(live)[match[1]], option)
+            for option in options
+            if not option.startswith("--token-file=")
+        ]
         with COMMANDS[word].make_context(word, given, obj=None) as context:
             parsed = dict(context.params)
         assert parsed.get("retrain", True)
         assert parsed.get("host", "0.0.0.0") == "0.0.0.0", "Prometheus reaches no address of the pod alone"
 
 
-def test_the_settings_are_those_of_store_and_broker(live: Documents, base: Documents) -> None:
+def test_the_settings_are_those_of_store_and_broker(live: Documents, production: Documents) -> None:
     given = {name: value for name, value in settings_of(live).items() if name.startswith("RECO_")}
     assert given.keys() <= {*VARIABLES.values(), *(variable(one.name) for one in fields(Settings))}
     kafka = KafkaSettings.from_env({**given, VARIABLES["password"]: "secret", "RECO_CONFIG": "off"})
     assert (kafka.security, kafka.bootstrap) == ("sasl_tls", given["RECO_KAFKA_BOOTSTRAP"])
-    maps = {one["metadata"]["name"] for one in [*of_kind(base, "ConfigMap"), *of_kind(live, "ConfigMap")]}
+    maps = {
+        one["metadata"]["name"] for one in [*of_kind(production, "ConfigMap"), *of_kind(live, "ConfigMap")]
+    }
     for one in of_kind(live, "Deployment"):
         assert {source["configMapRef"]["name"] for source in box(one)["envFrom"]} <= maps
         env = {entry["name"]: entry for entry in box(one)["env"]}
@@ -99,32 +97,26 @@ def test_the_settings_are_those_of_store_and_broker(live: Documents, base: Docum
             assert env[name]["valueFrom"] == {"secretKeyRef": reference}
         log = env[variable("log_dir")]
         assert log["value"] == "/var/log/reco"
-    slot = of_kind(base, "InferenceService")[0]["spec"]["predictor"]["containers"][0]
+    slot = of_kind(production, "InferenceService")[0]["spec"]["predictor"]["containers"][0]
     assert log in slot["env"], "the endpoints write their log elsewhere"
     # `reco forget` waits as long as a segment of an endpoint stays open.
     assert variable("log_segment_s") not in {entry["name"] for entry in slot["env"]}
-    [shared] = [
-        one["data"] for one in of_kind(base, "ConfigMap") if one["metadata"]["name"] == "checkout-settings"
-    ]
-    assert variable("log_segment_s") in shared
+    assert variable("log_segment_s") in named(production, "ConfigMap", "checkout-settings")["data"]
 
 
 def test_home_and_log_are_the_folders_of_releases_and_of_slots(
-    live: Documents, base: Documents, rendered: Callable[[str], Documents]
+    live: Documents, production: Documents, rendered: Rendered
 ) -> None:
-    claims = {one["metadata"]["name"] for one in of_kind(base, "PersistentVolumeClaim")}
+    claims = {one["metadata"]["name"] for one in of_kind(production, "PersistentVolumeClaim")}
     claims |= {one["metadata"]["name"] for one in of_kind(rendered("release"), "PersistentVolumeClaim")}
     for one in of_kind(live, "Deployment"):
         volumes = {volume["name"]: volume for volume in pod(one)["volumes"]}
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in box(one)["volumeMounts"]}
         assert mounts.keys() >= {"/var/lib/reco", "/var/log/reco", "/tmp"}
-        claim = {
-            path: mounts[path]["persistentVolumeClaim"]["claimName"]
-            for path in ("/var/lib/reco", "/var/log/reco")
-        }
-        named = list(claim.values())
-        assert named == ["release-home", "prediction-log"]
-        assert claims.issuperset(named)
+        places = ("/var/lib/reco", "/var/log/reco")
+        claim = [mounts[place]["persistentVolumeClaim"]["claimName"] for place in places]
+        assert claim == ["release-home", "prediction-log"]
+        assert claims.issuperset(claim)
 
 
 def test_the_pods_have_the_memory_that_they_may_use(live: Documents) -> None:
@@ -154,9 +146,7 @@ def test_policies_and_monitor_select_their_pods_and_ports(live: Documents) -> No
     for spec in (policies["watch"], mesh["spec"], monitor["spec"]):
         labels = spec.get("selector", spec.get("podSelector"))["matchLabels"]
         assert selected(live, labels) == {"watch"}
-    [port] = next(
-        box(one)["ports"] for one in of_kind(live, "Deployment") if one["metadata"]["name"] == "watch"
-    )
+    [port] = box(named(live, "Deployment", "watch"))["ports"]
     default = next(option.default for option in watch.params if option.name == "port")
     assert port["containerPort"] == default
     [scraped] = monitor["spec"]["podMetricsEndpoints"]
@@ -173,7 +163,7 @@ def test_policies_and_monitor_select_their_pods_and_ports(live: Documents) -> No
 
 
 def test_the_token_of_a_retraining_is_where_the_watch_reads_it(live: Documents) -> None:
-    [one] = [one for one in of_kind(live, "Deployment") if one["metadata"]["name"] == "watch"]
+    one = named(live, "Deployment", "watch")
     [file] = [option.partition("=")[2] for option in box(one)["args"] if option.startswith("--token-file=")]
     [volume] = [volume for volume in pod(one)["volumes"] if "projected" in volume]
     [source] = volume["projected"]["sources"]
@@ -185,7 +175,7 @@ def test_the_token_of_a_retraining_is_where_the_watch_reads_it(live: Documents) 
 def test_store_and_broker_are_reached_on_the_ports_of_terraform(live: Documents) -> None:
     terraform = (KSERVE.parent / "terraform" / "network.tf").read_text(encoding="utf-8")
     ports = dict(re.findall(r"(valkey|kafka) = (\d+)", terraform))
-    [out] = [one["spec"] for one in of_kind(live, "NetworkPolicy") if one["metadata"]["name"] == "live-out"]
+    out = named(live, "NetworkPolicy", "live-out")["spec"]
     [vpc] = [rule for rule in out["egress"] if any("ipBlock" in peer for peer in rule["to"])]
     assert {str(one["port"]) for one in vpc["ports"]} == set(ports.values())
     assert settings_of(live)["RECO_KAFKA_BOOTSTRAP"].endswith(f":{ports['kafka']}")
@@ -194,8 +184,7 @@ def test_store_and_broker_are_reached_on_the_ports_of_terraform(live: Documents)
 def test_a_retraining_reaches_the_api_of_kubeflow_and_no_other_pod_there(live: Documents) -> None:
     address = re.fullmatch(r"http://([\w-]+)\.([\w-]+):(\d+)", settings_of(live)["PIPELINES"])
     assert address
-    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(live, "NetworkPolicy")}
-    [training] = policies["watch"]["egress"]
+    [training] = named(live, "NetworkPolicy", "watch")["spec"]["egress"]
     assert training["to"] == [
         {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": address[2]}},
@@ -203,4 +192,4 @@ def test_a_retraining_reaches_the_api_of_kubeflow_and_no_other_pod_there(live: D
         }
     ]
     assert int(address[3]) in {one["port"] for one in training["ports"]}
-    assert "kubeflow" not in str(policies["live-out"])
+    assert "kubeflow" not in str(named(live, "NetworkPolicy", "live-out"))

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.infra.conftest import KSERVE
-from tests.infra.policies import Document, Documents, findings, of_kind
+from tests.infra.conftest import KSERVE, Rendered
+from tests.infra.policies import Document, Documents, container, findings, of_kind
 from tests.infra.schemas import kserve_schema
 from tests.infra.sizes import NODE_CPU, NODE_GIB, NODES, unplaced
 
@@ -20,7 +19,7 @@ OVERLAYS = sorted(path.name for path in (KSERVE / "overlays").iterdir())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_has_no_finding(rendered: Callable[[str], Documents], overlay: str) -> None:
+def test_an_overlay_has_no_finding(rendered: Rendered, overlay: str) -> None:
     documents = rendered(f"overlays/{overlay}")
     assert len(of_kind(documents, "InferenceService")) == 2
     assert findings(documents) == []
@@ -36,12 +35,11 @@ def test_a_configmap_with_rules_reaches_the_slots() -> None:
     assert file == f"{mount}/rules.yaml"
 
 
-def test_trusted_keys_are_mounted_and_may_be_named(rendered: Callable[[str], Documents]) -> None:
-    documents = rendered("overlays/production")
-    [shared] = [one for one in of_kind(documents, "ConfigMap") if "RECO_STORE_URL" in one["data"]]
+def test_trusted_keys_are_mounted_and_may_be_named(production: Documents) -> None:
+    [shared] = [one for one in of_kind(production, "ConfigMap") if "RECO_STORE_URL" in one["data"]]
     shared["data"]["RECO_TRUSTED_KEYS"] = "/etc/reco/trusted"
-    assert findings(documents) == []
-    for slot in of_kind(documents, "InferenceService"):
+    assert findings(production) == []
+    for slot in of_kind(production, "InferenceService"):
         predictor = slot["spec"]["predictor"]
         [volume] = [one for one in predictor["volumes"] if one["name"] == "trusted-keys"]
         assert volume["configMap"] == {"name": "checkout-trusted-keys", "optional": True}
@@ -53,7 +51,7 @@ def test_trusted_keys_are_mounted_and_may_be_named(rendered: Callable[[str], Doc
     ("overlay", "expected"), [("staging", set()), ("small", {"InferenceService"})], ids=["staging", "small"]
 )
 def test_the_overlays_differ_in_size_and_place_alone(
-    rendered: Callable[[str], Documents], overlay: str, expected: set[str]
+    rendered: Rendered, overlay: str, expected: set[str]
 ) -> None:
     other, production = (
         {(one["kind"], one["metadata"]["name"]): one for one in rendered(f"overlays/{name}")}
@@ -65,18 +63,15 @@ def test_the_overlays_differ_in_size_and_place_alone(
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(
-    rendered: Callable[[str], Documents], overlay: str
-) -> None:
+def test_the_pods_of_an_overlay_fit_the_nodes_of_its_profile(rendered: Rendered, overlay: str) -> None:
     file = KSERVE.parent / "terraform" / "environments" / f"{overlay}.tfvars"
     profile = file.read_text(encoding="utf-8")
     assert unplaced(rendered(f"overlays/{overlay}"), profile) == []
     smaller = re.sub(
         r"^(nodes .+max = )(\d+)", lambda m: f"{m[1]}{int(m[2]) - 1}", profile, flags=re.MULTILINE
     )
-    assert "during a release" in " ".join(unplaced(rendered(f"overlays/{overlay}"), smaller)), (
-        "more nodes than it needs"
-    )
+    found = unplaced(rendered(f"overlays/{overlay}"), smaller)
+    assert "during a release" in " ".join(found), "more nodes than it needs"
 
 
 def test_the_guide_names_the_profile_whose_nodes_are_too_small_for_a_training_step() -> None:
@@ -95,28 +90,28 @@ def test_the_guide_names_the_profile_whose_nodes_are_too_small_for_a_training_st
     assert f"up to {cpu} processors and {gib} GiB, so it fits no node of the profile `small`" in GUIDE
 
 
-def test_a_pod_larger_than_a_node_is_found(rendered: Callable[[str], Documents]) -> None:
+def test_a_pod_larger_than_a_node_is_found(production: Documents) -> None:
     small = (KSERVE.parent / "terraform/environments/small.tfvars").read_text(encoding="utf-8")
-    assert "a pod fits no node" in " ".join(unplaced(rendered("overlays/production"), small))
+    assert "a pod fits no node" in " ".join(unplaced(production, small))
 
 
-def test_the_guide_s_last_command_fills_a_slot(rendered: Callable[[str], Documents]) -> None:
+def test_the_guide_s_last_command_fills_a_slot(production: Documents) -> None:
     [text] = re.findall(r"patch inferenceservice checkout-blue --type=json -p '(.+)'", GUIDE)
-    slot = of_kind(rendered("overlays/production"), "InferenceService")[0]
+    slot = first(production, "InferenceService")
     fill, unpark = json.loads(text)
     assert fill["path"] == "/spec/predictor/containers/0/env/0/value"
-    assert box([slot])["env"][0]["name"] == "STORAGE_URI"
+    assert container(slot)["env"][0]["name"] == "STORAGE_URI"
     annotation = unpark["path"].removeprefix("/metadata/annotations/").replace("~1", "/")
     assert slot["metadata"]["annotations"][annotation] == "true"
 
 
-def test_the_guide_lets_keda_look_at_a_filled_slot_at_once(rendered: Callable[[str], Documents]) -> None:
+def test_the_guide_lets_keda_look_at_a_filled_slot_at_once(production: Documents) -> None:
     """KEDA looks at a new generation; the manifest's own value at last spares the next apply a conflict."""
     [(values, field)] = re.findall(
         r"""EACH in ([\d ]+); do .+ scaledobject checkout-blue .+ '{"spec": {"(\w+)": '\$EACH'}}'; done""",
         GUIDE,
     )
-    scaled = first(rendered("overlays/production"), "ScaledObject")
+    scaled = first(production, "ScaledObject")
     other, own = map(int, values.split())
     assert other != own == scaled["spec"][field]
     deployment = scaled["spec"]["scaleTargetRef"]["name"]
@@ -124,31 +119,29 @@ def test_the_guide_lets_keda_look_at_a_filled_slot_at_once(rendered: Callable[[s
     assert GUIDE.index("for EACH in") < GUIDE.index("wait scaledobject/checkout-blue --for=condition=Ready")
 
 
-def test_the_guide_changes_image_and_settings_of_running_pods(rendered: Callable[[str], Documents]) -> None:
-    documents = rendered("overlays/production")
-    changed = [
-        one for one in documents if one["metadata"].get("labels", {}).get("reco.dev/owner") != "release"
-    ]
-    assert not of_kind(changed, "InferenceService"), "the guide's later apply reaches no pod"
+def test_the_guide_changes_image_and_settings_of_running_pods(production: Documents) -> None:
+    for slot in of_kind(production, "InferenceService"):
+        assert slot["metadata"]["labels"]["reco.dev/owner"] == "release", "the guide's later apply leaves it"
     [image] = re.findall(r"checkout-SLOT --type=json -p '(.+)'", GUIDE)
     [one] = json.loads(image)
     assert (one["op"], one["path"]) == ("replace", "/spec/predictor/containers/0/image")
-    assert "image" in box(documents)
+    slot = first(production, "InferenceService")
+    assert "image" in container(slot)
     [restart] = re.findall(r"checkout-SLOT --type=merge -p '(.+)'", GUIDE)
     [(field, added)] = json.loads(restart)["spec"]["predictor"].items()
-    pod(documents)[field] = added
-    assert findings(documents) == []
+    slot["spec"]["predictor"][field] = added
+    assert findings(production) == []
     root = KSERVE.parents[1]
     for name in ("docs/how-to/run-the-endpoint.md", "docs/how-to/cluster.md", "infra/monitoring/slo.yaml"):
         assert "#change-the-pods)" in (root / name).read_text(encoding="utf-8")
 
 
-def test_the_gateway_of_the_guide_takes_the_route(rendered: Callable[[str], Documents]) -> None:
+def test_the_gateway_of_the_guide_takes_the_route(production: Documents) -> None:
     [text] = re.findall(r"```yaml\n(.+?kind: Gateway\n.+?)```", GUIDE, re.DOTALL)
-    gateway, documents = yaml.safe_load(text), rendered("overlays/production")
+    gateway = yaml.safe_load(text)
     name, namespace = gateway["metadata"]["name"], gateway["metadata"]["namespace"]
     [listener] = gateway["spec"]["listeners"]
-    [route] = of_kind(documents, "HTTPRoute")
+    [route] = of_kind(production, "HTTPRoute")
     place = {"name": name, "namespace": namespace, "sectionName": listener["name"]}
     assert route["spec"]["parentRefs"] == [place]
     # Without a selector a listener takes routes of its own namespace alone.
@@ -158,20 +151,16 @@ def test_the_gateway_of_the_guide_takes_the_route(rendered: Callable[[str], Docu
     assert allowed["selector"]["matchLabels"] == of_route
     # Istio names the account of a gateway's pods after the gateway and its class.
     account = f"cluster.local/ns/{namespace}/sa/{name}-{gateway['spec']['gatewayClassName']}"
-    assert account in json.dumps(of_kind(documents, "AuthorizationPolicy"))
+    assert account in json.dumps(of_kind(production, "AuthorizationPolicy"))
 
 
-def test_the_guide_restricts_the_container_that_kserve_adds(rendered: Callable[[str], Documents]) -> None:
+def test_the_guide_restricts_the_container_that_kserve_adds(production: Documents) -> None:
     """KServe sets no rights in it, and the namespace refuses the whole pod."""
-    assert (
-        first(rendered("overlays/production"), "Namespace")["metadata"]["labels"][
-            "pod-security.kubernetes.io/enforce"
-        ]
-        == "restricted"
-    )
+    labels = first(production, "Namespace")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     [text] = re.findall(r"patch clusterstoragecontainer default --type=merge -p '(.+)'", GUIDE)
     rights = json.loads(text)["spec"]["container"]["securityContext"]
-    slot = box(rendered("overlays/production"))["securityContext"]
+    slot = container(first(production, "InferenceService"))["securityContext"]
     assert rights.pop("runAsNonRoot") is True
     assert rights == {name: slot[name] for name in ("allowPrivilegeEscalation", "capabilities")}
 
@@ -192,9 +181,8 @@ def test_the_guide_takes_down_first_the_parts_that_stop_terraform() -> None:
 def test_the_estimate_of_the_small_profile_is_the_sum_of_its_rows() -> None:
     rows = re.findall(r"\| (\d+) \| (0\.\d{4}) \| ([\d.]+) \|", GUIDE)
     months = [float(month) for _, _, month in rows]
-    assert [round(int(count) * float(hour) * 730, 2) for count, hour, _ in rows] == pytest.approx(
-        months, abs=0.01
-    )
+    computed = [int(count) * float(hour) * 730 for count, hour, _ in rows]
+    assert computed == pytest.approx(months, abs=0.01)
     assert "| public IPv4 addresses" in GUIDE
     assert "| logs of the control plane" in GUIDE
     [total] = re.findall(r"\*\*sum\*\* \| \| \| \*\*([\d.]+)\*\*", GUIDE)
@@ -214,16 +202,6 @@ def test_no_reachable_type_of_the_schema_is_open() -> None:
 
 def first(documents: Documents, kind: str) -> Document:
     return of_kind(documents, kind)[0]
-
-
-def pod(documents: Documents) -> dict[str, Any]:
-    spec: dict[str, Any] = first(documents, "InferenceService")["spec"]["predictor"]
-    return spec
-
-
-def box(documents: Documents) -> dict[str, Any]:
-    one: dict[str, Any] = pod(documents)["containers"][0]
-    return one
 
 
 GONE = object()
@@ -307,9 +285,8 @@ def plant(documents: Documents, place: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_error_is_found(rendered: Callable[[str], Documents], planted: str) -> None:
-    documents = rendered("overlays/production")
+def test_a_planted_error_is_found(production: Documents, planted: str) -> None:
     place, value, expected = PLANTED[planted]
-    plant(documents, place, value)
-    found = findings(documents)
+    plant(production, place, value)
+    found = findings(production)
     assert any(expected in finding for finding in found), found

@@ -1,7 +1,6 @@
 """infra/kserve/release: strict schemas, least rights, and a command line that exists."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from components.rollout.plan import Pace
 from feature_repo.errors import CHECK_FAILED, CONFLICT, UNREACHABLE, USAGE
 from pipelines.cli.release import rollback
 from pipelines.cli.rollout import release
-from tests.infra.policies import Documents, credentials, images, least_privilege, of_kind, schemas
+from tests.infra.conftest import Rendered
+from tests.infra.policies import Documents, credentials, images, least_privilege, named, of_kind, schemas
 
 pytestmark = pytest.mark.slow  # kubectl is a process
 INFRA = Path(__file__).parents[2] / "infra"
@@ -22,7 +22,7 @@ REMEDIES = INFRA / "monitoring" / "remedies.md"
 
 
 @pytest.fixture
-def documents(rendered: Callable[[str], Documents]) -> Documents:
+def documents(rendered: Rendered) -> Documents:
     return rendered("release")
 
 
@@ -58,15 +58,13 @@ def test_the_guide_makes_one_folder_of_the_claims_of_releases_and_training(docum
 
 def test_a_release_reaches_the_credentials_of_its_role(documents: Documents) -> None:
     assert list(credentials(documents)) == []
-    [policy] = [
-        one for one in of_kind(documents, "NetworkPolicy") if one["metadata"]["name"] == "release-out"
-    ]
+    policy = named(documents, "NetworkPolicy", "release-out")
     policy["spec"]["egress"] = [rule for rule in policy["spec"]["egress"] if rule["ports"][0]["port"] != 80]
     assert len(list(credentials(documents))) == len(of_kind(documents, "CronJob"))
 
 
 def test_a_release_has_the_rights_that_it_uses_and_no_others(documents: Documents) -> None:
-    [role] = [one for one in of_kind(documents, "Role") if one["metadata"]["name"] == "release"]
+    role = named(documents, "Role", "release")
     rights = {name: rule["verbs"] for rule in role["rules"] for name in rule["resources"]}
     assert rights == {
         "httproutes": ["get", "patch"],
@@ -95,7 +93,7 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(doc
     pace = Pace()
     compared = 1 + len(pace.weights)  # the shadow, and each weight below 100 %
     longest_s = WALL_S + 2 * pace.ready_s + compared * pace.longest_s + pace.hold_s
-    [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
+    job = named(documents, "CronJob", "release")
     allowed_s = job["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"]
     workflow = yaml.safe_load((INFRA.parent / ".github" / "workflows" / "release.yml").read_text())
     [follower] = workflow["jobs"].values()
@@ -106,7 +104,7 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(doc
 
 
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(documents: Documents) -> None:
-    [job] = [one for one in of_kind(documents, "CronJob") if one["metadata"]["name"] == "release"]
+    job = named(documents, "CronJob", "release")
     spec = job["spec"]["jobTemplate"]["spec"]
     [rule] = spec["podFailurePolicy"]["rules"]
     [container] = spec["template"]["spec"]["containers"]

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,13 +20,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
-from serving.answer.recommender import Recommender, answer_golden, open_bundle, open_recommender
+from serving.answer.recommender import Asked, Recommender, answer_golden, open_bundle, open_recommender
 from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
+from serving.schemas import Call
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
@@ -80,26 +83,50 @@ def build_statistics(items: int = ITEMS) -> tuple[Statistics, dict[str, list[str
     return statistics, vocabulary
 
 
-def _save(nodes: list, inputs: list, output: tuple, weights: dict[str, np.ndarray], file: Path) -> None:
-    import onnx
-    from onnx import helper, numpy_helper
+def write_graph(graph: str, weights: dict[str, np.ndarray], file: Path) -> None:
+    """Write a graph, given in ONNX's own notation, with its weights."""
+    from onnx import checker, helper, numpy_helper, parser
 
-    graph = helper.make_graph(
-        nodes,
-        file.stem,
-        [helper.make_tensor_value_info(*spec) for spec in inputs],
-        [helper.make_tensor_value_info(*output)],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
+    parsed = parser.parse_graph(graph)
+    parsed.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    model = helper.make_model(parsed, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    checker.check_model(model)
     file.write_bytes(model.SerializeToString())
+
+
+TOWER = f"""
+query_tower (
+    int64[n,{HISTORY_LENGTH}] history,
+    float[n,{HISTORY_LENGTH}] history_weight,
+    int64[n,{BASKET_LENGTH}] basket
+) => (float[n,{WIDTH}] vector) {{
+    now_rows = Gather(table, basket)
+    now = ReduceMean<keepdims=0>(now_rows, one)
+    past_rows = Gather(table, history)
+    weight = Unsqueeze(history_weight, two)
+    weighted = Mul(past_rows, weight)
+    past = ReduceMean<keepdims=0>(weighted, one)
+    vector = Add(now, past)
+}}
+"""
+RANKER = f"""
+ranker (
+    float[n,{len(DENSE_NAMES)}] dense, int64[n,{len(CATEGORICAL)}] categorical
+) => (float[n] score) {{
+    squashed = Tanh(dense)
+    column = MatMul(squashed, w)
+    linear = Squeeze(column, one)
+    type_column = Slice(categorical, one, two, one)
+    kind = Squeeze(type_column, one)
+    type_bias = Gather(bias, kind)
+    logit = Add(linear, type_bias)
+    score = Sigmoid(logit)
+}}
+"""
 
 
 def write_graphs(items: int, path: Path) -> None:
     """Query = mean basket vector + weighted history vector; score = sigmoid(w . tanh(features) + bias)."""
-    from onnx import TensorProto, helper
-
     rng = np.random.default_rng(3)
     vectors = rng.normal(0, 1, (items + 1, WIDTH)).astype(np.float32)
     vectors[0] = 0
@@ -107,51 +134,23 @@ def write_graphs(items: int, path: Path) -> None:
     flat.add(vectors[1:])
     faiss.write_index(flat, str(path / "index.faiss"))
     axes = {"one": np.array([1], np.int64), "two": np.array([2], np.int64)}
-    _save(
-        [
-            helper.make_node("Gather", ["table", "basket"], ["now_rows"]),
-            helper.make_node("ReduceMean", ["now_rows", "one"], ["now"], keepdims=0),
-            helper.make_node("Gather", ["table", "history"], ["past_rows"]),
-            helper.make_node("Unsqueeze", ["history_weight", "two"], ["weight"]),
-            helper.make_node("Mul", ["past_rows", "weight"], ["weighted"]),
-            helper.make_node("ReduceMean", ["weighted", "one"], ["past"], keepdims=0),
-            helper.make_node("Add", ["now", "past"], ["vector"]),
-        ],
-        [
-            ("history", TensorProto.INT64, ["n", HISTORY_LENGTH]),
-            ("history_weight", TensorProto.FLOAT, ["n", HISTORY_LENGTH]),
-            ("basket", TensorProto.INT64, ["n", BASKET_LENGTH]),
-        ],
-        ("vector", TensorProto.FLOAT, ["n", WIDTH]),
-        {"table": vectors, **axes},
-        path / "query_tower.onnx",
-    )
+    write_graph(TOWER, {"table": vectors, **axes}, path / "query_tower.onnx")
     weight = rng.normal(0, 0.2, (len(DENSE_NAMES), 1)).astype(np.float32)
     weight[DENSE_NAMES.index("user_has_item")] = 3.0  # items bought before come first
     bias = rng.normal(-2, 0.3, (TYPES + 1,)).astype(np.float32)
-    _save(
-        [
-            helper.make_node("Tanh", ["dense"], ["squashed"]),
-            helper.make_node("MatMul", ["squashed", "w"], ["column"]),
-            helper.make_node("Squeeze", ["column", "one"], ["linear"]),
-            helper.make_node("Slice", ["categorical", "one", "two", "one"], ["type_column"]),
-            helper.make_node("Squeeze", ["type_column", "one"], ["type"]),
-            helper.make_node("Gather", ["bias", "type"], ["type_bias"]),
-            helper.make_node("Add", ["linear", "type_bias"], ["logit"]),
-            helper.make_node("Sigmoid", ["logit"], ["score"]),
-        ],
-        [
-            ("dense", TensorProto.FLOAT, ["n", len(DENSE_NAMES)]),
-            ("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
-        ],
-        ("score", TensorProto.FLOAT, ["n"]),
-        {"w": weight, "bias": bias, **axes},
-        path / "ranker.onnx",
-    )
+    write_graph(RANKER, {"w": weight, "bias": bias, **axes}, path / "ranker.onnx")
+
+
+def seal_golden(path: Path, records: Sequence[GoldenRequest], settings: RankingSettings, cut: str) -> None:
+    """Seal a bundle whose golden answers are its own."""
+    seal_bundle(path, cut=cut, settings=settings, made_from={})
+    bundle = load_bundle(path)
+    write_golden(path, [replace(golden, expected=answer_golden(bundle, golden)) for golden in records])
+    seal_bundle(path, cut=cut, settings=settings, made_from={})
 
 
 def build_bundle(path: Path, items: int = ITEMS) -> Path:
-    """Write and seal a bundle whose golden answers are its own."""
+    """Write and seal a bundle with one golden request."""
     path.mkdir(parents=True)
     statistics, vocabulary = build_statistics(items)
     write_statistics(path / "statistics", statistics, vocabulary)
@@ -160,12 +159,8 @@ def build_bundle(path: Path, items: int = ITEMS) -> Path:
     settings = RankingSettings(Quotas(), 0.95, profiles={"premium": premium})
     write_golden(path, [])
     (path / "certificates.json").write_text("[]")  # the registry reads them, the endpoint does not
-    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
-    bundle = load_bundle(path)
     request = {"request_id": "golden-0", "basket": ["1000010"], "at": CUT.isoformat(), "k": 10}
-    golden = GoldenRequest(request, None)
-    write_golden(path, [replace(golden, expected=answer_golden(bundle, golden))])
-    seal_bundle(path, cut=CUT.isoformat(), settings=settings, made_from={})
+    seal_golden(path, [GoldenRequest(request, None)], settings, CUT.isoformat())
     return path
 
 
@@ -214,6 +209,39 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
+
+
+def metric(name: str, **labels: str) -> float:
+    """The value of a metric in this process; 0 before it counts for the first time."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def call(limit_s: float = 1e6, waited_s: float = 0.0, priority: str = "checkout") -> Call:
+    """A call that has so many seconds in all, and has waited for some of them."""
+    arrived = time.perf_counter() - waited_s
+    return Call(arrived, arrived + limit_s, "given", priority=priority)
+
+
+def find_in(seconds: Iterable[float], recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make retrievals take so long, one after the other, by a clock that jumps: no test waits."""
+    near, now, jumped, left = recommender.near, time.perf_counter, [0.0], iter(seconds)
+
+    def slow(asked: Asked) -> np.ndarray:
+        jumped[0] += next(left, 0.0)
+        return near(asked)
+
+    monkeypatch.setattr(recommender, "near", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
+
+
+def tensors(**inputs: Any) -> dict[str, Any]:
+    """The body of V2 with these inputs: BYTES, unless they are numbers."""
+    made = []
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value]
+        datatype = "INT32" if values and isinstance(values[0], int) else "BYTES"
+        made.append({"name": name, "datatype": datatype, "shape": [len(values)], "data": values})
+    return {"inputs": made}
 
 
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
@@ -307,6 +335,24 @@ def start_endpoint() -> Iterator[StartEndpoint]:
         running.reader.join()
         if running.process.stderr:
             running.process.stderr.close()
+
+
+@pytest.fixture
+def start_toy(
+    toy_bundle: Path, toy_store: str, start_endpoint: StartEndpoint, tmp_path: Path
+) -> Callable[..., Running]:
+    """Start an endpoint of the test's own with the toy bundle; the arguments are its other settings."""
+
+    def begin(**settings: Any) -> Running:
+        usual: dict[str, Any] = {
+            "home": tmp_path,
+            "store_url": toy_store,
+            "deadline_ms": 30_000.0,
+            "log": False,
+        }
+        return start_endpoint(toy_bundle, Settings(**usual | settings))
+
+    return begin
 
 
 @pytest.fixture(scope="session")

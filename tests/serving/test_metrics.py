@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from serving import metrics
 from serving.api.endpoint import _REFUSALS
 from serving.schemas import PRIORITIES, REASONS, RUNGS
+from tests.serving.conftest import metric
 
 # How the code of `serving` writes the reason of a refusal.
 REFUSAL = re.compile(
@@ -38,23 +39,20 @@ VALUES = {
 
 
 def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
-    def value(name: str, **labels: str) -> float:
-        return REGISTRY.get_sample_value(name, labels) or 0.0
-
-    answers = value("reco_responses_total", rung="full", degraded_reason="none")
-    stage = value("reco_stage_seconds_sum", stage="ranking")
-    total, took_s = value("reco_answer_seconds_count"), value("reco_answer_seconds_sum")
+    answers = metric("reco_responses_total", rung="full", degraded_reason="none")
+    stage = metric("reco_stage_seconds_sum", stage="ranking")
+    total, took_s = metric("reco_answer_seconds_count"), metric("reco_answer_seconds_sum")
     labels = {"route": "grpc", "priority": "prefetch", "rung": "full"}
-    within = value("reco_request_seconds_bucket", le="0.05", **labels)
-    sooner = value("reco_request_seconds_bucket", le="0.01", **labels)
+    within = metric("reco_request_seconds_bucket", le="0.05", **labels)
+    sooner = metric("reco_request_seconds_bucket", le="0.01", **labels)
     metrics.count_response("full", None, {"ranking": 2.0, "total": 3.0}, 0.04, "grpc", "prefetch")
-    assert value("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
-    assert value("reco_stage_seconds_sum", stage="ranking") - stage == pytest.approx(0.002)
-    assert value("reco_answer_seconds_count") == total + 1
-    assert value("reco_answer_seconds_sum") - took_s == pytest.approx(0.04)
-    assert not value("reco_stage_seconds_count", stage="total")
-    assert value("reco_request_seconds_bucket", le="0.05", **labels) == within + 1
-    assert value("reco_request_seconds_bucket", le="0.01", **labels) == sooner
+    assert metric("reco_responses_total", rung="full", degraded_reason="none") == answers + 1
+    assert metric("reco_stage_seconds_sum", stage="ranking") - stage == pytest.approx(0.002)
+    assert metric("reco_answer_seconds_count") == total + 1
+    assert metric("reco_answer_seconds_sum") - took_s == pytest.approx(0.04)
+    assert not metric("reco_stage_seconds_count", stage="total")
+    assert metric("reco_request_seconds_bucket", le="0.05", **labels) == within + 1
+    assert metric("reco_request_seconds_bucket", le="0.01", **labels) == sooner
 
 
 @pytest.mark.parametrize(

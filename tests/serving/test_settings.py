@@ -88,15 +88,11 @@ def test_default_places_are_under_the_home() -> None:
         ("sqlite:////data/users.db", "sqlite:////data/facts.db"),
         ("sqlite:///users.db", "sqlite:///facts.db"),
         ("redis://:secret@cache:6379/1", "redis://:secret@cache:6379/1"),
+        ("memory:", "sqlite:////srv/reco/facts.db"),
     ],
 )
-def test_facts_are_kept_beside_the_users(online: str, facts: str) -> None:
-    assert Settings(store_url=online).fact_store_url == facts
-
-
-def test_facts_outlive_a_store_in_memory() -> None:
-    settings = Settings(home=Path("/srv/reco"), store_url="memory:")
-    assert settings.fact_store_url == "sqlite:////srv/reco/facts.db"
+def test_facts_are_kept_beside_the_users_or_under_the_home(online: str, facts: str) -> None:
+    assert Settings(home=Path("/srv/reco"), store_url=online).fact_store_url == facts
 
 
 def test_a_misspelt_variable_is_found() -> None:
@@ -162,14 +158,6 @@ def test_a_wrong_toml_file_is_refused_with_its_place_and_without_secrets(
         Settings.from_env({})
     assert "CANARY" not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_a_wrong_value_in_dotenv_names_the_file(folder: Path) -> None:
-    (folder / ".env").write_text("RECO_HTTP_PORT=eighty\n")
-    with pytest.raises(
-        SettingInvalid, match=r"^RECO_HTTP_PORT in \.env is 'eighty'; expected a whole number"
-    ):
-        Settings.from_env({})
 
 
 @pytest.mark.parametrize(

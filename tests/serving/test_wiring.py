@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from prometheus_client import REGISTRY
 
 from components.release.signing import sign
 from serving.answer.recommender import open_bundle
@@ -22,8 +21,9 @@ from serving.release.signatures import SignatureInvalid
 from serving.schemas import Request
 from serving.settings import Settings
 from serving.shop.watched_file import WatchedFile
-from serving.stores.online_features import GuardedStore, MemoryStore
+from serving.stores.online_features import MemoryStore
 from serving.wiring import Swap, Wiring, run, wire
+from tests.serving.conftest import metric
 from tests.serving.signed import write_keys
 
 
@@ -52,16 +52,6 @@ def swap_of(
         return Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), home, tell)
 
 
-def test_wire_opens_the_shipped_parts(tmp_path: Path) -> None:
-    wiring = wire(Settings(home=tmp_path))
-    with wiring.cleanup:
-        assert isinstance(wiring.store, GuardedStore)
-        assert wiring.rank is rank_here, "no queue between a request and its ranker"
-        assert wiring.log is not None
-        assert wiring.new_cache is None
-        assert len(wiring.observers) == 2, "metrics and the request log"
-
-
 def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path: Path) -> None:
     said: dict[str, set[str]] = {}
     reasons: Literal["counts", "plain"]
@@ -82,6 +72,9 @@ def test_a_remote_ranker_takes_the_place_of_the_one_in_process(tmp_path: Path) -
     with wiring.cleanup:
         assert wiring.rank != rank_here
         assert wiring.at_end is not None
+    wiring = wire(Settings(home=tmp_path, log=False))
+    with wiring.cleanup:
+        assert wiring.rank is rank_here, "no queue between a request and its ranker"
 
 
 def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -> None:
@@ -104,9 +97,9 @@ def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -
     began = time.time()
     with socket.socket() as http_socket:
         run(wiring, toy_bundle, None, http_socket, events.append)
-    found = REGISTRY.get_sample_value("reco_facts_read_timestamp_seconds")
-    assert found is not None
-    assert found >= began, "a store that never answers grows old from the start"
+    assert metric("reco_facts_read_timestamp_seconds") >= began, (
+        "a store that never answers grows old from the start"
+    )
     assert opened == [toy_bundle]
     assert closed == ["store"]
     [event] = events
@@ -183,8 +176,7 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
     recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
     checkout = wiring.checkout(recommender)
     settings.rules_path.write_text("ban: [")
-    with socket.socket() as http_socket:
-        swap = Swap(wiring, checkout, StubDoor(settings, http_socket), toy_bundle.parent, lambda event: None)
+    swap = swap_of(wiring, checkout, toy_bundle.parent)
     with pytest.raises(FactsUnavailable, match="rules file could not be read again"):
         swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender

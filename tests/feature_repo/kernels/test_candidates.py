@@ -73,23 +73,23 @@ def test_the_best_values_are_those_of_a_stable_sort(values: list[float], k: int)
     assert best(array, k).tolist() == expected.tolist()
 
 
-def test_each_thread_has_its_own_marks(statistics: Statistics) -> None:
+def test_each_thread_has_its_own_marks(toy_tables: Statistics) -> None:
     everything = np.arange(80)
 
     def ask(seed: int) -> bool:
         there = np.random.default_rng(seed).permutation(80)[:40]
-        return all((there[statistics.find(there, there)] == there).all() for _ in range(200))
+        return all((there[toy_tables.find(there, there)] == there).all() for _ in range(200))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(ask, range(8)))
-    assert (statistics.find(everything[:0], everything) == -1).all(), "all marks are wiped"
+    assert (toy_tables.find(everything[:0], everything) == -1).all(), "all marks are wiped"
 
 
-def test_marks_are_not_used_again_after_an_error(statistics: Statistics) -> None:
+def test_marks_are_not_used_again_after_an_error(toy_tables: Statistics) -> None:
     def leave(marks: np.ndarray) -> None:
         marks[3] = 1
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        statistics.marked(leave)
-    assert statistics.find(np.array([5]), np.array([3])).tolist() == [-1]
+        toy_tables.marked(leave)
+    assert toy_tables.find(np.array([5]), np.array([3])).tolist() == [-1]

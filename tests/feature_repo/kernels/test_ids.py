@@ -29,11 +29,11 @@ def test_two_ids_with_one_hash_are_reported() -> None:
     assert index_ids(text, np.array([1, 2, 3]), slots) == 2, "the third is the first again"
 
 
-def test_a_text_with_another_number_of_ids_gives_no_codes(statistics: Statistics) -> None:
-    assert statistics.codes_in(b"item-001\nitem-000", 2).tolist() == [1, 0]
-    assert statistics.codes_in(b"item-001\nitem-000", 1).tolist() == []
-    assert statistics.codes_in(b"item-001\nitem-000", 3).tolist() == []
-    assert statistics.codes_in(b"", 1).tolist() == [NO_ITEM]
-    assert statistics.codes_in(b"item-001", 2**40).tolist() == [], (
+def test_a_text_with_another_number_of_ids_gives_no_codes(toy_tables: Statistics) -> None:
+    assert toy_tables.codes_in(b"item-001\nitem-000", 2).tolist() == [1, 0]
+    assert toy_tables.codes_in(b"item-001\nitem-000", 1).tolist() == []
+    assert toy_tables.codes_in(b"item-001\nitem-000", 3).tolist() == []
+    assert toy_tables.codes_in(b"", 1).tolist() == [NO_ITEM]
+    assert toy_tables.codes_in(b"item-001", 2**40).tolist() == [], (
         "no memory is taken for what a damaged row claims"
     )

@@ -23,15 +23,15 @@ def test_sums_by_level(lines: list[tuple[int, int, int]], wanted: list[tuple[int
             assert found[level, :, at].tolist() == [sum(own), len(own)]
 
 
-def test_lift_and_levels_come_from_the_tables(statistics: Statistics) -> None:
+def test_lift_and_levels_come_from_the_tables(toy_tables: Statistics) -> None:
     basket, types = np.array([1, 3, 1]), np.array([0, 2, 3, 1])
-    found = lift(statistics.type_lift.view(np.uint16), basket, types)
-    expected = statistics.type_lift[np.ix_(basket, types)].astype(np.float32)
+    found = lift(toy_tables.type_lift.view(np.uint16), basket, types)
+    expected = toy_tables.type_lift[np.ix_(basket, types)].astype(np.float32)
     assert found.tolist() == [expected.mean(0).tolist(), expected.max(0).tolist()]
     codes = np.array([5, 0, 5, 79])
-    levels = statistics.categorical[codes].T.astype(np.int64)
+    levels = toy_tables.categorical[codes].T.astype(np.int64)
     assert categories(codes, 79, levels).tolist() == np.vstack([[6, 1, 6, 0], levels]).T.tolist()
-    assert levels_of(statistics.categorical, codes).tolist() == statistics.categorical[codes].T.tolist()
+    assert levels_of(toy_tables.categorical, codes).tolist() == toy_tables.categorical[codes].T.tolist()
 
 
 def test_every_float16_keeps_its_value() -> None:

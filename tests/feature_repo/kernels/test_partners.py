@@ -12,12 +12,12 @@ from feature_repo.statistics import NO_ITEM, Statistics
 
 
 @given(st.lists(st.integers(0, 79), unique=True, max_size=12))
-def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, items: list[int]) -> None:
-    partners = bought_together(statistics, np.array(items, np.int64))
-    weights = statistics.link_weights
+def test_partners_are_those_that_a_dictionary_collects(toy_tables: Statistics, items: list[int]) -> None:
+    partners = bought_together(toy_tables, np.array(items, np.int64))
+    weights = toy_tables.link_weights
     expected: dict[int, list[np.ndarray]] = {}
     for item in items:
-        for partner, count in zip(statistics.neighbours[item], statistics.together_count[item], strict=True):
+        for partner, count in zip(toy_tables.neighbours[item], toy_tables.together_count[item], strict=True):
             if partner != NO_ITEM:
                 strength = count * weights[item, :3] * weights[partner, 3:]
                 expected.setdefault(int(partner), []).append(strength)
@@ -30,26 +30,26 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
         np.testing.assert_allclose(partners.largest, largest, rtol=1e-5)
         codes = np.array(list(expected))
         for code, strongest in zip(
-            codes, strongest_partners(statistics, np.array(items), codes).tolist(), strict=True
+            codes, strongest_partners(toy_tables, np.array(items), codes).tolist(), strict=True
         ):
             by_item = {
                 item: float(count * weights[item, 0])
                 for item in items
                 for partner, count in zip(
-                    statistics.neighbours[item], statistics.together_count[item], strict=True
+                    toy_tables.neighbours[item], toy_tables.together_count[item], strict=True
                 )
                 if partner == code
             }
             assert by_item[strongest] == max(by_item.values())
     wanted = np.arange(80)
-    weights, given_items = statistics.link_weights, np.array(items, np.int64)
-    found = statistics.marked(
+    weights, given_items = toy_tables.link_weights, np.array(items, np.int64)
+    found = toy_tables.marked(
         link_to,
         wanted,
         given_items,
         weights[given_items, 0],
-        statistics.neighbours,
-        statistics.together_count,
+        toy_tables.neighbours,
+        toy_tables.together_count,
     )
     np.testing.assert_allclose(
         found * weights[wanted, 3],
@@ -58,7 +58,7 @@ def test_partners_are_those_that_a_dictionary_collects(statistics: Statistics, i
     )
 
 
-def test_items_without_partners_have_no_links(statistics: Statistics) -> None:
-    lonely = replace(statistics, neighbours=np.full_like(statistics.neighbours, NO_ITEM))
+def test_items_without_partners_have_no_links(toy_tables: Statistics) -> None:
+    lonely = replace(toy_tables, neighbours=np.full_like(toy_tables.neighbours, NO_ITEM))
     assert len(bought_together(lonely, np.arange(5)).codes) == 0
     assert strongest_partners(lonely, np.arange(5), np.array([7, 9])).tolist() == [NO_ITEM, NO_ITEM]

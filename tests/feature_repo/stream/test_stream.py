@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 import feature_repo.stream.stream as stream_module
 from components.data.feast_store import open_feature_store
@@ -46,6 +46,7 @@ from tests.chaos.procs import eventually
 from tests.chaos.rows import patient_store
 
 pytestmark = pytest.mark.slow
+NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
 WAIT_S = 180.0  # longer than a busy machine needs
 
 
@@ -68,72 +69,113 @@ def batch(events: pd.DataFrame) -> dict[str, bytes]:
     return {user: same(row) for user, row in rows_of(table_of(events))}
 
 
-def online(home: Path, url: str, users: list[str]) -> dict[str, bytes]:
-    rows = OnlineRows(lambda: open_feature_store(home, url))
-    return {user: same(row) for user, row in rows.get(users).items()}
+@dataclass(frozen=True)
+class Place:
+    """The home of a stream, its real store, and its broker if it has one."""
 
+    home: Path
+    url: str
+    settings: KafkaSettings
 
-def archived(home: Path) -> dict[str, bytes]:
-    return {user: same(row) for user, row in rows_of(read_archive(home / "offline_store" / EVENTS))}
+    @property
+    def archive(self) -> Path:
+        return self.home / "offline_store" / EVENTS
 
+    def rows(self) -> OnlineRows:
+        return OnlineRows(lambda: open_feature_store(self.home, self.url))
 
-def state(home: Path) -> dict[str, Any]:
-    """Return the report of a stream."""
-    return dict(json.loads((home / "stream.json").read_bytes()))
+    def online(self, users: Iterable[str]) -> dict[str, bytes]:
+        return {user: same(row) for user, row in self.rows().get(list(users)).items()}
 
+    def archived(self) -> dict[str, bytes]:
+        return {user: same(row) for user, row in rows_of(read_archive(self.archive))}
 
-@contextmanager
-def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]:
-    """Run a stream in a thread until the block ends."""
-    stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), settings)
-    stop, failed = threading.Event(), list[Exception]()
+    def state(self) -> dict[str, Any]:
+        """Return the report of a stream."""
+        return dict(json.loads((self.home / "stream.json").read_bytes()))
 
-    def work() -> None:
+    def empty(self) -> None:
+        """Let the store lose everything."""
+        redis.Redis.from_url(self.url).flushall()
+
+    def publish(self) -> None:
+        """Note a publication of features, which a stream sees at its next look."""
+        (self.home / "online_store.json").write_text("{}")
+
+    @contextmanager
+    def streaming(self) -> Iterator[Stream]:
+        """Run a stream in a thread until the block ends."""
+        stream = Stream(self.home, self.rows(), self.settings)
+        stop, failed = threading.Event(), list[Exception]()
+
+        def work() -> None:
+            try:
+                stream.run(stop)
+            except Exception as error:  # noqa: BLE001 - of another thread: reported below
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
         try:
-            stream.run(stop)
-        except Exception as error:  # noqa: BLE001 - of another thread: reported below
-            failed.append(error)
+            yield stream
+        finally:
+            stop.set()
+            thread.join(WAIT_S)
+            if failed:
+                raise failed[0]  # also when the block waited in vain: this is why
+        assert not thread.is_alive()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield stream
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-        if failed:
-            raise failed[0]  # also when the block waited in vain: this is why
-    assert not thread.is_alive()
+    def produce(self, events: pd.DataFrame) -> None:
+        producer = Producer(client_config(self.settings))
+        for user, value in encode(events):
+            producer.produce(self.settings.events_topic, value, user)
+        assert producer.flush(WAIT_S) == 0
+
+    def alone(self, partition: int) -> Stream:
+        """A stream whose group has one partition and no broker; its turns are called by the test."""
+        stream = Stream(self.home, self.rows(), NOWHERE)
+        stream._consumer = Mock(
+            assignment=lambda: [TopicPartition("checkout.events", partition)],
+            get_watermark_offsets=lambda *_, **__: (0, 0),
+            position=lambda places: places,
+        )
+        return stream
+
+    def lines(self, *users: str) -> list[int]:
+        """Return how many events each user's row holds."""
+        found = self.rows().get(list(users))
+        return [len(found[user]) for user in users]
 
 
-def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
-    from confluent_kafka import Producer
+@pytest.fixture
+def place(tmp_path: Path, valkey: tuple[str, Any]) -> Place:
+    return Place(tmp_path, valkey[0], NOWHERE)
 
-    producer = Producer(client_config(settings))
-    for user, value in encode(events):
-        producer.produce(settings.events_topic, value, user)
-    assert producer.flush(WAIT_S) == 0
+
+@pytest.fixture
+def live(place: Place, broker: Any) -> Place:
+    """A place with a broker."""
+    return replace(place, settings=KafkaSettings(bootstrap=broker.bootstrap))
 
 
 def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+    live: Place, events: pd.DataFrame
 ) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     late = events.copy()  # a basket in a hundred arrives a day late
     order = late["at"] + pd.to_timedelta((pd.factorize(late["basket_id"])[0] % 100 == 0) * 24, unit="h")
     late = late.iloc[order.argsort(kind="stable")].reset_index(drop=True)
-    with streaming(tmp_path, url, settings) as stream:
-        delivery = Delivery(settings)
+    with live.streaming() as stream:
+        delivery = Delivery(live.settings)
         hard = Disturbance(duplicates=0.05, out_of_order=0.1, poison=0.01)
-        sent = replay_events(late, settings.events_topic, delivery, 0, hard)
+        sent = replay_events(late, live.settings.events_topic, delivery, 0, hard)
         assert delivery.flush(WAIT_S)
         delivery.close()
         eventually(lambda: stream.counts.events + stream.counts.dead_letters >= sent.messages, WAIT_S)
     assert stream.counts.events == len(events) + sent.duplicates
     wanted = batch(events)
-    assert online(tmp_path, url, list(wanted)) == wanted
-    assert archived(tmp_path) == wanted
-    letters = dead_letters(settings)
+    assert live.online(wanted) == wanted
+    assert live.archived() == wanted
+    letters = dead_letters(live.settings)
     assert len(letters) == len(dict(letters)) == sent.poison > 50
     assert all(letter["reason"] for _, letter in letters)
 
@@ -151,21 +193,18 @@ stream.run(threading.Event(), lambda: print("ready", flush=True))
 """
 
 
-def test_a_stream_killed_at_random_ends_with_the_rows_of_the_batch(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
-) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    chance, store = random.Random(4), patient_store(url)
+def test_a_stream_killed_at_random_ends_with_the_rows_of_the_batch(live: Place, events: pd.DataFrame) -> None:
+    chance, store = random.Random(4), patient_store(live.url)
     for part in range(2):
         some = events.iloc[part * 3_000 : (part + 1) * 3_000]
         first = str(some["user_id"].iloc[0])
         before = store.read(first)
-        command = [sys.executable, "-c", KILLED, str(tmp_path), url, broker.bootstrap]
+        command = [sys.executable, "-c", KILLED, str(live.home), live.url, live.settings.bootstrap]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                produce(settings, some)
+                live.produce(some)
                 # Joining the group takes seconds, with a dead member many; then it folds, archives, commits.
                 eventually(lambda: store.read(first) != before, WAIT_S)  # noqa: B023 - called in this turn
                 time.sleep(chance.uniform(0.0, 3.0))
@@ -173,102 +212,88 @@ def test_a_stream_killed_at_random_ends_with_the_rows_of_the_batch(
                 process.kill()
         assert process.returncode == -signal.SIGKILL
     store.close()
-    produce(settings, events.iloc[6_000:])
+    live.produce(events.iloc[6_000:])
     wanted = batch(events)
-    with streaming(tmp_path, url, settings):
-        eventually(lambda: archived(tmp_path) == wanted, WAIT_S)
-    assert online(tmp_path, url, list(wanted)) == wanted
+    with live.streaming():
+        eventually(lambda: live.archived() == wanted, WAIT_S)
+    assert live.online(wanted) == wanted
 
 
 def test_a_dead_store_is_retried_and_a_store_that_lost_its_rows_is_filled_again(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+    live: Place, valkey: tuple[str, Any], events: pd.DataFrame
 ) -> None:
-    settings, (url, server) = KafkaSettings(bootstrap=broker.bootstrap), valkey
+    server = valkey[1]
     few = events.iloc[:2_000]
     wanted = batch(few)
-    write_segment(tmp_path / "offline_store" / EVENTS, table_of(few.iloc[:500]), "base.parquet")
-    with streaming(tmp_path, url, settings) as stream:
+    write_segment(live.archive, table_of(few.iloc[:500]), "base.parquet")
+    with live.streaming() as stream:
         eventually(lambda: stream.counts.rebuilt == 1, WAIT_S)
-        assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
+        assert live.online(["user-000"])["user-000"] == batch(few.iloc[:500])["user-000"]
         server.send_signal(signal.SIGSTOP)
-        produce(settings, few.iloc[500:])
+        live.produce(few.iloc[500:])
         eventually(lambda: stream.counts.store_failures, WAIT_S)
         server.send_signal(signal.SIGCONT)
         eventually(lambda: stream.counts.events == 1_500, WAIT_S)
-        assert online(tmp_path, url, list(wanted)) == wanted
-        redis.Redis.from_url(url).flushall()
+        assert live.online(wanted) == wanted
+        live.empty()
         eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
-        assert online(tmp_path, url, list(wanted)) == wanted
+        assert live.online(wanted) == wanted
 
 
 def test_a_broker_that_lost_everything_starts_a_new_generation(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
+    live: Place, broker: Any, events: pd.DataFrame
 ) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     first, second = events.iloc[:1_000], events.iloc[1_000:1_200]
     for part, known in ((first, first), (second, events.iloc[:1_200])):
-        produce(settings, part)
-        with streaming(tmp_path, url, settings):
-            eventually(lambda known=known: archived(tmp_path) == batch(known), WAIT_S)  # type: ignore[misc]
-        with streaming(tmp_path, url, settings) as again:  # nothing is read twice while the log is the same
+        live.produce(part)
+        with live.streaming():
+            eventually(lambda known=known: live.archived() == batch(known), WAIT_S)  # type: ignore[misc]
+        with live.streaming() as again:  # nothing is read twice while the log is the same
             eventually(lambda again=again: len(again._consumer.assignment()) == 4, WAIT_S)  # type: ignore[misc]
             time.sleep(1.0)
             assert again.counts.events == 0
         broker.stop()
         broker.start()
-    versions = read_archive(tmp_path / "offline_store" / EVENTS)["version"].to_numpy() >> OFFSET_BITS
+    versions = read_archive(live.archive)["version"].to_numpy() >> OFFSET_BITS
     assert set(versions.tolist()) == {0, 1}
-    assert online(tmp_path, url, ["user-000"])["user-000"] == batch(events.iloc[:1_200])["user-000"]
+    assert live.online(["user-000"])["user-000"] == batch(events.iloc[:1_200])["user-000"]
 
 
-def test_a_publication_keeps_streamed_events(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
-) -> None:
+def test_a_publication_keeps_streamed_events(live: Place, events: pd.DataFrame) -> None:
     """A publication fills the store with older rows; the stream detects it and restores its own."""
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     few = events.iloc[:1_000]
-    with streaming(tmp_path, url, settings) as stream:
-        produce(settings, few)
+    with live.streaming() as stream:
+        live.produce(few)
         eventually(lambda: stream.counts.events == 1_000, WAIT_S)
-        eventually(lambda: (state(tmp_path)["events"], state(tmp_path)["lag"]) == (1_000, 0), WAIT_S)
-        report = state(tmp_path)
+        eventually(lambda: (live.state()["events"], live.state()["lag"]) == (1_000, 0), WAIT_S)
+        report = live.state()
         assert report["pid"] == os.getpid()
         assert report["newest_event_at"] == few["at"].max().timestamp()
         assert abs(report["updated_at"] - time.time()) < WAIT_S
-        other = OnlineRows(lambda: open_feature_store(tmp_path, url))
-        other.put(dict(rows_of(table_of(few.iloc[:100]))))
-        (tmp_path / "online_store.json").write_text("{}")
+        live.rows().put(dict(rows_of(table_of(few.iloc[:100]))))
+        live.publish()
         eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
-    assert online(tmp_path, url, ["user-000"])["user-000"] == batch(few)["user-000"]
+    assert live.online(["user-000"])["user-000"] == batch(few)["user-000"]
 
 
-def test_two_consumers_share_the_users(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path, events: pd.DataFrame
-) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    with streaming(tmp_path, url, settings) as one:
+def test_two_consumers_share_the_users(live: Place, events: pd.DataFrame) -> None:
+    with live.streaming() as one:
         eventually(lambda: len(one._consumer.assignment()) == 4, WAIT_S)
-        with streaming(tmp_path, url, settings) as other:
+        with live.streaming() as other:
             eventually(
                 lambda: len(other._consumer.assignment()) == len(one._consumer.assignment()) == 2, WAIT_S
             )
-            produce(settings, events.iloc[:4_000])
+            live.produce(events.iloc[:4_000])
             eventually(lambda: one.counts.events + other.counts.events >= 4_000, WAIT_S)
             assert min(one.counts.events, other.counts.events) > 0
     wanted = batch(events.iloc[:4_000])
-    assert online(tmp_path, url, list(wanted)) == archived(tmp_path) == wanted
+    assert live.online(wanted) == live.archived() == wanted
 
 
-def test_a_state_that_cannot_be_written_ends_the_stream(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path
-) -> None:
+def test_a_state_that_cannot_be_written_ends_the_stream(live: Place) -> None:
     """A full disk is no store that is away: to try again would stop the folding, with a fresh heartbeat."""
-    (tmp_path / "stream.json").mkdir()
-    settings = KafkaSettings(bootstrap=broker.bootstrap)
-    with (
-        pytest.raises(OSError, match=r"Is a directory.*stream\.json"),
-        streaming(tmp_path, valkey[0], settings) as stream,
-    ):
+    (live.home / "stream.json").mkdir()
+    with pytest.raises(OSError, match=r"Is a directory.*stream\.json"), live.streaming() as stream:
         pass
     assert stream.counts.store_failures == 0
 
@@ -276,23 +301,18 @@ def test_a_state_that_cannot_be_written_ends_the_stream(
 def test_a_stop_while_the_store_is_away_is_reported_once(
     broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = KafkaSettings(bootstrap=broker.bootstrap)
+    place = Place(tmp_path, "redis://127.0.0.1:1/0", KafkaSettings(bootstrap=broker.bootstrap))
     with (
         pytest.raises(ConnectionError, match="stopped while the online store could not be used"),
-        streaming(tmp_path, "redis://127.0.0.1:1/0", settings) as stream,
+        place.streaming() as stream,
     ):
         eventually(lambda: stream.counts.store_failures > 3, WAIT_S)
     assert caplog.text.count("the online store cannot be used (ConnectionError)") == 1
 
 
 def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
-    broker: Any,
-    valkey: tuple[str, Any],
-    tmp_path: Path,
-    events: pd.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
+    live: Place, events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
     late = 2
 
     class Late(Consumer):  # a client of the broker in all but its first answers
@@ -306,28 +326,28 @@ def test_a_broker_that_answers_late_at_an_assignment_ends_no_stream(
             return super().committed(*arguments, **options)
 
     monkeypatch.setattr(stream_module, "Consumer", Late)
-    produce(settings, events.iloc[:100])
-    with streaming(tmp_path, url, settings) as stream:
+    live.produce(events.iloc[:100])
+    with live.streaming() as stream:
         eventually(lambda: stream.counts.events >= 100, WAIT_S)
     assert late < 0
-    assert archived(tmp_path) == batch(events.iloc[:100])
+    assert live.archived() == batch(events.iloc[:100])
 
 
 def test_a_stop_while_the_broker_is_late_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(tmp_path, None, KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
+    stream = Stream(tmp_path, None, NOWHERE)  # type: ignore[arg-type]
 
     class Late:
         def committed(self, *_: Any, **__: Any) -> Any:
             stream._stop.set()
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-    place = TopicPartition("checkout.events", 0)
-    stream._assigned(Late(), [place])  # type: ignore[arg-type]
+    partition = TopicPartition("checkout.events", 0)
+    stream._assigned(Late(), [partition])  # type: ignore[arg-type]
     stream._stop = threading.Event()
     monkeypatch.setattr(stream._stop, "set", lambda: None)
     monkeypatch.setattr(stream_module, "LATEST_S", -1.0)
     with pytest.raises(KafkaException):
-        stream._assigned(Late(), [place])  # type: ignore[arg-type]
+        stream._assigned(Late(), [partition])  # type: ignore[arg-type]
 
 
 def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
@@ -336,7 +356,7 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     table = pa.Table.from_pandas(events.iloc[:10][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     table = table.append_column("version", pa.array(range(10)))
     write_segment(tmp_path / "offline_store" / EVENTS, table, streamed_name(0, 0, 9))
-    stream = Stream(tmp_path, None, KafkaSettings(bootstrap="127.0.0.1:1"))  # type: ignore[arg-type]
+    stream = Stream(tmp_path, None, NOWHERE)  # type: ignore[arg-type]
     monkeypatch.setattr(stream, "_is_at", lambda *_: False)  # the broker has another message there
     assigned: list[TopicPartition] = []
 
@@ -357,59 +377,39 @@ def said(partition: int, offset: int, user: str) -> Any:
     return message
 
 
-def alone(home: Path, url: str, partition: int) -> Stream:
-    """A stream whose group has one partition and no broker; its turns are called by the test."""
-    rows = OnlineRows(lambda: open_feature_store(home, url))
-    stream = Stream(home, rows, KafkaSettings(bootstrap="127.0.0.1:1"))
-    stream._consumer = Mock(
-        assignment=lambda: [TopicPartition("checkout.events", partition)],
-        get_watermark_offsets=lambda *_, **__: (0, 0),
-        position=lambda places: places,
-    )
-    return stream
-
-
 def say(stream: Stream, partition: int, offset: int, user: str = "ann") -> None:
     stream._take([said(partition, offset, user)])
 
 
-def lines(home: Path, url: str, user: str = "ann") -> int:
-    rows = OnlineRows(lambda: open_feature_store(home, url))
-    return len(rows.get([user])[user])
-
-
 def test_rows_that_another_consumer_writes_while_the_store_is_away_for_one_stay(
-    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After minutes the group gives its partitions away: the rows in its memory are old."""
-    one, put = alone(tmp_path, valkey[0], 0), OnlineRows.put
+    one, put = place.alone(0), OnlineRows.put
     say(one, 0, 0)
 
     def away(*_: Any) -> None:
         monkeypatch.setattr(OnlineRows, "put", put)
-        say(alone(tmp_path, valkey[0], 0), 0, 1)
+        say(place.alone(0), 0, 1)
         raise ConnectionError("away")
 
     monkeypatch.setattr(OnlineRows, "put", away)
     say(one, 0, 2)
-    assert lines(tmp_path, valkey[0]) == 3
+    assert place.lines("ann") == [3]
 
 
-def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(
-    valkey: tuple[str, Any], tmp_path: Path
-) -> None:
-    url, _ = valkey
-    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(place: Place) -> None:
+    one, other = place.alone(0), place.alone(1)
     one._beat()
     other._beat()
     say(other, 1, 0)
     other._settle()
     say(other, 1, 1)  # not archived yet
-    redis.Redis.from_url(url).flushall()
+    place.empty()
     one._beat()  # it checks first, and writes all users' rows from the archive
-    assert lines(tmp_path, url) == 1
+    assert place.lines("ann") == [1]
     other._beat()  # it sees a heartbeat with an unknown name
-    assert lines(tmp_path, url) == 2
+    assert place.lines("ann") == [2]
     rebuilt = one.counts.rebuilt, other.counts.rebuilt
     one._beat()
     other._beat()
@@ -417,10 +417,9 @@ def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer
 
 
 def test_a_rebuild_keeps_events_that_another_consumer_writes_meanwhile(
-    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, _ = valkey
-    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+    one, other = place.alone(0), place.alone(1)
     one._beat()
     other._beat()
     say(other, 1, 0)
@@ -434,76 +433,69 @@ def test_a_rebuild_keeps_events_that_another_consumer_writes_meanwhile(
         return iter(made)
 
     monkeypatch.setattr(stream_module, "archived_rows", meanwhile)
-    (tmp_path / "online_store.json").write_text("{}")
+    place.publish()
     one._beat()
     assert one.counts.rebuilt == 2
-    assert lines(tmp_path, url) == 2
+    assert place.lines("ann") == [2]
 
 
-def test_after_a_publication_a_consumer_writes_the_rows_of_its_own_users_only(
-    valkey: tuple[str, Any], tmp_path: Path
-) -> None:
-    url, _ = valkey
-    one, other = alone(tmp_path, url, 0), alone(tmp_path, url, 1)
+def test_after_a_publication_a_consumer_writes_the_rows_of_its_own_users_only(place: Place) -> None:
+    one, other = place.alone(0), place.alone(1)
     for stream, user in ((one, "ann"), (other, "bob")):
         stream._beat()
         say(stream, int(user == "bob"), 0, user)
         stream._settle()
-    redis.Redis.from_url(url).flushall()  # as a publication does: it leaves no heartbeat
-    (tmp_path / "online_store.json").write_text("{}")
+    place.empty()  # as a publication does: it leaves no heartbeat
+    place.publish()
     one._beat()
-    assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 0)
+    assert place.lines("ann", "bob") == [1, 0]
     other._beat()
-    assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 1)
+    assert place.lines("ann", "bob") == [1, 1]
 
 
 def test_a_publication_stays_open_until_a_consumer_has_partitions(
-    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It starts again while features are published: first it has no partitions."""
-    url, _ = valkey
-    stream = alone(tmp_path, url, 0)
+    stream = place.alone(0)
     stream._beat()
     say(stream, 0, 0, "ann")
     stream._settle()
-    redis.Redis.from_url(url).flushall()
-    (tmp_path / "online_store.json").write_text("{}")
+    place.empty()
+    place.publish()
     with monkeypatch.context() as joining:
         joining.setattr(stream._consumer, "assignment", list)
         stream._beat()
         assert stream._rows.name() is None, "there is no heartbeat"
     stream._beat()
-    assert lines(tmp_path, url, "ann") == 1
+    assert place.lines("ann") == [1]
     assert stream._rows.name() is not None
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_a_damaged_row_is_rebuilt_from_the_archive(
-    valkey: tuple[str, Any], tmp_path: Path, rebuild: bool, row_of: Callable[..., Any]
+    place: Place, rebuild: bool, row_of: Callable[..., Any]
 ) -> None:
-    url, _ = valkey
-    stream = alone(tmp_path, url, 0)
+    stream = place.alone(0)
     stream._beat()
     for user in ("ann", "bob"):
         say(stream, 0, 0 if user == "ann" else 1, user)
-    rows = OnlineRows(lambda: open_feature_store(tmp_path, url))
+    rows = place.rows()
     for user in ("ann", "bob", "eve"):  # eve has nothing in the archive
         frame = user_table([(user, row_of([(1.7e9, ["tea"], 1.0, 0.0)]))]).to_pandas()
         rows._write(frame.assign(history=b"\x01\x00" + b"\x00" * 30))  # of format 1
     stream._rows.reopen()
     if rebuild:
         stream._rebuild()
-        assert (lines(tmp_path, url, "ann"), lines(tmp_path, url, "bob")) == (1, 1)
+        assert place.lines("ann", "bob") == [1, 1]
     for offset, user in enumerate(("ann", "bob", "eve"), start=2):
         say(stream, 0, offset, user)
-    assert [lines(tmp_path, url, user) for user in ("ann", "bob", "eve")] == [2, 2, 1]
+    assert place.lines("ann", "bob", "eve") == [2, 2, 1]
 
 
-def test_the_heartbeat_stops_while_a_backlog_waits(
-    valkey: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heartbeat_stops_while_a_backlog_waits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows lack what waits: they are not complete up to now."""
-    stream = alone(tmp_path, valkey[0], 0)
+    stream = place.alone(0)
     stream._beat()
     complete: list[Any] = []
     monkeypatch.setattr(stream._rows, "beat", lambda _, __, partitions: complete.append(partitions))
@@ -515,22 +507,21 @@ def test_the_heartbeat_stops_while_a_backlog_waits(
 
 
 def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_back(
-    broker: Any, valkey: tuple[str, Any], tmp_path: Path
+    live: Place, broker: Any
 ) -> None:
-    settings, (url, _) = KafkaSettings(bootstrap=broker.bootstrap), valkey
-    store = patient_store(url)
+    store = patient_store(live.url)
 
     def age() -> float:
         beat = store.read(HEARTBEAT)
         return time.time() - (beat.written_at if beat else 0.0)
 
-    with streaming(tmp_path, url, settings) as stream:
+    with live.streaming() as stream:
         eventually(lambda: age() < 3, WAIT_S)
         broker.stop()
         eventually(lambda: age() > 9, WAIT_S)
-        assert state(tmp_path)["broker_silent_s"] > 5
-        assert time.time() - state(tmp_path)["updated_at"] < 5
-        redis.Redis.from_url(url).flushall()  # the rows come back all the same, once
+        assert live.state()["broker_silent_s"] > 5
+        assert time.time() - live.state()["updated_at"] < 5
+        live.empty()  # the rows come back all the same, once
         eventually(lambda: stream.counts.rebuilt == 2, WAIT_S)
         eventually(lambda: store.read(HEARTBEAT), WAIT_S)
         assert age() > 5

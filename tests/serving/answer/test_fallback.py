@@ -1,21 +1,12 @@
 """The lowest rungs: best sellers of the store, then of the chain."""
 
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from serving.answer.fallback import best_sellers
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.schemas import Request
-from serving.stores.online_features import MemoryStore
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path) -> Recommender:
-    return open_recommender(toy_bundle, MemoryStore())
 
 
 def test_best_sellers_are_those_of_a_known_store(recommender: Recommender) -> None:

@@ -1,8 +1,6 @@
 """The check of callers: as a function, and as clients of a running endpoint meet it."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -14,6 +12,7 @@ from serving.api.callers import Callers
 from serving.proto.recommendations_pb2 import RecommendRequest
 from serving.proto.recommendations_pb2_grpc import RecommendationsStub
 from serving.settings import SettingInvalid, Settings
+from tests.serving.conftest import Running
 
 OLD, NEW = "old-token-of-the-tills", "new-token-of-the-tills"
 ASKING = ("/v1/recommendations", "/v1/models/checkout:predict", "/v2/models/checkout/infer")
@@ -55,13 +54,8 @@ def test_a_weak_token_is_refused_and_not_shown(tokens: str) -> None:
 
 
 @pytest.mark.slow
-def test_only_callers_with_a_token_may_ask(
-    toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
-) -> None:
-    settings = Settings(
-        home=tmp_path, store_url="memory:", deadline_ms=30_000.0, log=False, caller_tokens=f"{OLD},{NEW}"
-    )
-    endpoint = start_endpoint(toy_bundle, settings)
+def test_only_callers_with_a_token_may_ask(start_toy: Callable[..., Running]) -> None:
+    endpoint = start_toy(store_url="memory:", caller_tokens=f"{OLD},{NEW}")
     body = {"basket": ["1000005"]}
     with httpx.Client(base_url=endpoint.http, timeout=60) as client:
         for path in ASKING:

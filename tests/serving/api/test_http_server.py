@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.api.http_routes import Limits
 from serving.api.http_server import (
@@ -27,6 +26,7 @@ from serving.api.http_server import (
 from serving.api.problems import problem
 from serving.schemas import check_json
 from serving.settings import Settings
+from tests.serving.conftest import metric
 
 ARRIVAL_S, BODY_LIMIT = 0.3, 4_096
 Ask = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -157,14 +157,55 @@ async def test_a_connection_is_answered_and_an_idle_one_is_closed() -> None:
         assert await all_of(reader) == b""  # after the time that an idle connection is kept
 
 
-@pytest.mark.parametrize(
-    "head", [b"P", b"POST /echo HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"]
-)
-async def test_an_endless_head_is_refused(head: bytes) -> None:
+async def answer_to(sent: bytes) -> bytes:
+    """Return the bytes that a connection of their own brings, until the server closes it."""
     async with serving() as ask:
         reader, writer = await ask()
-        writer.write(head)
-        assert refusal(await all_of(reader)) == (408, f"the headers did not arrive within {ARRIVAL_S:g} s")
+        writer.write(sent)
+        return await all_of(reader)
+
+
+OFFER = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+OFFERED = GOOD.replace(b"Host: x\r\n", OFFER)
+NO_HOST = OFFERED.replace(b"Host: x\r\n", b"").replace(b"th: 2", b"th: %d" % len(GOOD))
+LATE_HEAD = 408, f"the headers did not arrive within {ARRIVAL_S:g} s"
+LONG_HEAD = 431, f"the headers are longer than {MAX_HEAD_BYTES} bytes, or more than {MAX_HEADERS}"
+NOT_HTTP, ONE_HOST = (400, "the request is not HTTP/1.1"), (400, "expected one Host header")
+REFUSED = {
+    "a byte": (b"P", LATE_HEAD),
+    "a head without headers": (b"POST /echo HTTP/1.1\r\n", LATE_HEAD),
+    "half a header": (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le", LATE_HEAD),
+    "a stalled body": (
+        b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        (408, f"the body did not arrive within {ARRIVAL_S:g} s"),
+    ),
+    "TLS": (b"\x16\x03\x01\x02\x00", NOT_HTTP),
+    "another method": (b"PRIVATE-17 / HTTP/1.1\r\n\r\n", NOT_HTTP),
+    "another version": (b"GET  HTTP/9.9\r\n\r\n", NOT_HTTP),
+    "no host": (GOOD.replace(b"Host: x\r\n", b""), ONE_HOST),
+    "two hosts": (GOOD.replace(b"Host: x\r\n", b"Host: x\r\n" * 2), ONE_HOST),
+    "two hosts in HTTP/1.0": (GOOD.replace(b"1.1\r\n", b"1.0\r\nHost: x\r\n"), ONE_HOST),
+    "a request as the body of an offer without a host": (NO_HOST[:-2] + GOOD, ONE_HOST),
+    "offers without end": (
+        OFFERED.replace(b"Upgrade: h2c\r\n", b"Upgrade: h2c\r\n" * (MAX_HEADERS + 1)),
+        LONG_HEAD,
+    ),
+}
+
+
+@pytest.mark.parametrize(("sent", "expected"), REFUSED.values(), ids=REFUSED.keys())
+async def test_an_invalid_request_is_refused_once_and_never_echoed(
+    sent: bytes, expected: tuple[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of its connection is no request: a second answer would be no JSON."""
+    answer = await answer_to(sent)
+    assert refusal(answer) == expected
+    assert b"PRIVATE" not in answer
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+async def test_a_request_of_http_1_0_needs_no_host() -> None:
+    assert (await answer_to(GOOD.replace(b"1.1\r\nHost: x\r\n", b"1.0\r\n"))).startswith(b"HTTP/1.1 200")
 
 
 @contextlib.asynccontextmanager
@@ -194,13 +235,6 @@ async def test_line_ends_do_not_begin_a_request() -> None:
         reader, writer = await ask()
         async with dripping(writer, b"\r\n"):
             assert await all_of(reader) == b""
-
-
-async def test_a_stalled_body_is_refused_once_and_its_rest_is_no_request() -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        assert refusal(await all_of(reader)) == (408, f"the body did not arrive within {ARRIVAL_S:g} s")
 
 
 @pytest.mark.parametrize(
@@ -266,19 +300,11 @@ async def test_a_client_that_reads_after_sending_gets_the_refusal_and_a_close(le
     ids=["one long", "some too many", "far too many"],
 )
 async def test_long_heads_are_refused_while_they_arrive(headers: bytes, is_told: bool) -> None:
-    def refused() -> float:
-        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "head_too_large"}) or 0.0
-
-    async with serving() as ask:
-        before = refused()
-        reader, writer = await ask()
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
-        answer = await all_of(reader)
-        assert refused() == before + 1
-        if is_told or answer:
-            status, detail = refusal(answer)
-            assert status == 431
-            assert str(MAX_HEAD_BYTES) in detail
+    before = metric("reco_rejected_total", reason="head_too_large")
+    answer = await answer_to(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + headers)
+    assert metric("reco_rejected_total", reason="head_too_large") == before + 1
+    if is_told or answer:
+        assert refusal(answer) == LONG_HEAD
 
 
 @pytest.mark.parametrize(
@@ -316,8 +342,6 @@ async def test_a_head_of_some_kilobytes_is_accepted() -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-OFFER = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-OFFERED = GOOD.replace(b"Host: x\r\n", OFFER)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 
 
@@ -344,86 +368,33 @@ async def test_an_offer_of_another_protocol_is_ignored(request_: bytes, step: in
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_last_request_with_an_offer_is_answered_and_its_connection_closed(version: bytes) -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(OFFERED.replace(b"1.1", version).replace(b"Upgrade,", b"close, Upgrade,"))
-        answer = await all_of(reader)
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert answer.endswith(b"\r\n\r\n{}")
-
-
-async def test_offers_count_towards_the_limits_of_a_head() -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(OFFERED.replace(b"Upgrade: h2c\r\n", b"Upgrade: h2c\r\n" * (MAX_HEADERS + 1)))
-        assert (await all_of(reader)).split()[1] == b"431"
+    answer = await answer_to(OFFERED.replace(b"1.1", version).replace(b"Upgrade,", b"close, Upgrade,"))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n{}")
 
 
 @pytest.mark.parametrize("target", [b"shop:443", b"/echo"])
 async def test_a_tunnel_is_refused(target: bytes) -> None:
-    async with serving() as ask:
-        for headers in (b"Host: x\r\n", OFFER):
-            reader, writer = await ask()
-            writer.write(b"CONNECT %s HTTP/1.1\r\n%s\r\n\x16\x03\x01" % (target, headers))
-            statuses = [part.split()[0] for part in (await all_of(reader)).split(b"HTTP/1.1 ")[1:]]
-            assert statuses == ([b"400"] if target == b"shop:443" else [b"405", b"400"])
-
-
-async def test_the_body_of_a_refused_offer_is_no_request() -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(
-            OFFERED.replace(b"Host: x\r\n", b"").replace(b"th: 2", b"th: %d" % len(GOOD))[:-2] + GOOD
-        )
-        assert refusal(await all_of(reader)) == (400, "expected one Host header")
-
-
-async def test_input_that_is_not_http_is_refused_and_never_echoed(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as ask:
-        for garbage in (b"\x16\x03\x01\x02\x00", b"PRIVATE-17 / HTTP/1.1\r\n\r\n", b"GET  HTTP/9.9\r\n\r\n"):
-            reader, writer = await ask()
-            writer.write(garbage)
-            answer = await all_of(reader)
-            assert refusal(answer) == (400, "the request is not HTTP/1.1")
-            assert b"PRIVATE" not in answer
-    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
-
-
-@pytest.mark.parametrize(
-    ("version", "hosts", "status"), [("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 2, 400), ("1.0", 0, 200)]
-)
-async def test_a_missing_or_doubled_host_is_refused(version: str, hosts: int, status: int) -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        head = GOOD.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
-        writer.write(head.replace(b"Host: x\r\n", b"Host: x\r\n" * hosts))
-        answer = await all_of(reader)
-        assert answer.split()[1] == b"%d" % status
-        if status == 400:
-            assert refusal(answer) == (400, "expected one Host header")
+    for headers in (b"Host: x\r\n", OFFER):
+        answer = await answer_to(b"CONNECT %s HTTP/1.1\r\n%s\r\n\x16\x03\x01" % (target, headers))
+        statuses = [part.split()[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+        assert statuses == ([b"400"] if target == b"shop:443" else [b"405", b"400"])
 
 
 @pytest.mark.parametrize("number", [1, 5])
 async def test_good_requests_before_a_bad_one_are_answered(number: int) -> None:
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(GOOD * number + b"not HTTP at all\r\n\r\n")
-        *good, bad = (await all_of(reader)).split(b"HTTP/1.1 ")[1:]
-        assert [answer[:3] for answer in good] == [b"200"] * number
-        assert refusal(b"HTTP/1.1 " + bad)[0] == 400
+    *good, bad = (await answer_to(GOOD * number + b"not HTTP at all\r\n\r\n")).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in good] == [b"200"] * number
+    assert refusal(b"HTTP/1.1 " + bad)[0] == 400
 
 
 async def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    labels = {"protocol": "http"}
-    before = REGISTRY.get_sample_value("reco_faults_total", labels) or 0.0
-    async with serving() as ask:
-        reader, writer = await ask()
-        writer.write(GOOD.replace(b"/echo", b"/broken"))
-        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 500 ")
-        assert b"content-type: application/problem+json" in head
-        assert json.loads(body) == problem(500, "internal error")
-    assert REGISTRY.get_sample_value("reco_faults_total", labels) == before + 1
+    before = metric("reco_faults_total", protocol="http")
+    head, _, body = (await answer_to(GOOD.replace(b"/echo", b"/broken"))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body) == problem(500, "internal error")
+    assert metric("reco_faults_total", protocol="http") == before + 1
     # Threads of other tests may log, too.
     [kind] = [record.exc_info[0] for record in caplog.records if record.exc_info]
     assert kind is ZeroDivisionError
@@ -432,7 +403,7 @@ async def test_an_internal_error_is_answered_and_logged(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "while it is worked on"])
 async def test_the_work_for_a_client_that_leaves_ends_and_is_counted(waits: bool) -> None:
     def gone() -> float:
-        return REGISTRY.get_sample_value("reco_rejected_total", {"reason": "client_gone"}) or 0.0
+        return metric("reco_rejected_total", reason="client_gone")
 
     async with serving() as ask:
         before = gone()
@@ -587,19 +558,6 @@ def test_only_overdue_connections_are_listed() -> None:
     assert waits.overdue() == []
     clock.now += 4.0
     assert waits.overdue() == ["idle", "slow"]
-
-
-def test_the_longest_wait_is_the_first_to_be_closed() -> None:
-    waits = Waits[str](3)
-    assert waits.longest() is None
-    for one in ("first", "second", "third"):
-        waits.expect(one, 60.0)
-    assert waits.longest() == "first"
-    waits.expect("first", 1.0)  # a new request: its time limit does not change the order
-    assert waits.longest() == "second"
-    waits.end("second")
-    waits.end("second")
-    assert (waits.longest(), len(waits)) == ("third", 2)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from serving.settings import Settings
 from tests.chaos.procs import eventually
+from tests.serving.conftest import tensors
 
 pytestmark = pytest.mark.slow
 
@@ -76,32 +77,25 @@ def refused_bodies(client: httpx.Client) -> Iterator[httpx.Response]:
     """Every way of being refused, each with a canary in it."""
     basket: dict[str, Any] = {"basket": []}
     for text in NASTY:
-        for field in ("user_id", "store_id", "request_id", "profile", "at"):
+        for field in ("user_id", "store_id", "request_id", "profile", "at", "k", "basket"):
             yield client.post(OWN, json={**basket, field: text})
             yield client.post(V1, json={"instances": [{**basket, field: text}]})
         yield client.post(OWN, json={"basket": [text]})
         yield client.post(OWN, json={**basket, text: 1})
-        yield client.post(V2, json={"inputs": [tensor("basket", [text])]})
-        yield client.post(V2, json={"inputs": [tensor(text, ["x"])], text: text})
+        yield client.post(V1, json={"instances": [{**basket, text: 1}]})
+        yield client.post(OWN, json={**basket, f"x` - at `$.instances[5].{text}": 1})
+        yield client.post(V2, json=tensors(basket=[text]))
+        yield client.post(V2, json={**tensors(**{text: "x"}), text: text})
     yield client.post(OWN, content=f'{{"basket": ["{CANARY}"'.encode())
     yield client.post(OWN, content=f'"{CANARY}"'.encode())
     yield client.post(OWN, content=CANARY.encode() * 50_000)
     yield client.post(OWN, json=basket, headers={"x-deadline-ms": CANARY})
     yield client.post(OWN, json=basket, headers={"x-priority": CANARY})
     yield client.post(OWN, json=basket, headers={CANARY: "x" * 20_000})
-    for path in (
-        f"/{CANARY}",
-        f"/v1/models/{CANARY}",
-        f"/v2/models/{CANARY}",
-        f"/v1/models/{CANARY}:predict",
-    ):
-        yield client.get(path)
-        yield client.post(path, json={"inputs": [], "instances": []})
-        yield client.put(f"{path}?{CANARY}={CANARY}", json={CANARY: 1})
-
-
-def tensor(name: str, data: list[str]) -> dict[str, Any]:
-    return {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data}
+    for path in (CANARY, f"v1/models/{CANARY}", f"v2/models/{CANARY}", f"v1/models/{CANARY}:predict"):
+        yield client.get(f"/{path}")
+        yield client.post(f"/{path}", json={"inputs": [], "instances": []})
+        yield client.put(f"/{path}?{CANARY}={CANARY}", json={CANARY: 1})
 
 
 def test_request_values_and_secrets_are_written_nowhere(
@@ -115,7 +109,7 @@ def test_request_values_and_secrets_are_written_nowhere(
         for path, body in (
             (OWN, good),
             (V1, {"instances": [good, good]}),
-            (V2, {"inputs": [tensor("basket", [ITEM]), tensor("user_id", [SHOPPER])]}),
+            (V2, tensors(basket=[ITEM], user_id=SHOPPER)),
         ):
             answer = client.post(path, json=body)
             assert answer.status_code == 200

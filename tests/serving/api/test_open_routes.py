@@ -5,7 +5,6 @@ A route that a new KServe adds fails here until a developer decides whether it m
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +12,8 @@ import pytest
 
 from serving.api.openapi import openapi
 from serving.api.problems import problem
-from serving.settings import Settings
 from tests.chaos.procs import free_port
+from tests.serving.conftest import Running
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +42,14 @@ REFUSED = {
     "/v2/repository/models/{model_name}/unload": "POST",
 }
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "TRACE", "OPTIONS", "HEAD")
+REFUSED_CALLS = ("RepositoryModelLoad", "RepositoryModelUnload")
 CALLS = {
     "inference.GRPCInferenceService": {
         *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
-        *("RepositoryModelLoad", "RepositoryModelUnload"),
+        *REFUSED_CALLS,
     },
     "reco.v1.Recommendations": {"Recommend"},
 }
-REFUSED_CALLS = {"RepositoryModelLoad", "RepositoryModelUnload"}
 
 
 def routes_of(app: Any) -> dict[str, set[str]]:
@@ -158,20 +157,15 @@ def test_every_grpc_call_is_listed_and_none_changes_state(endpoint: Any) -> None
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_metrics_can_move_to_another_address(
-    toy_bundle: Path, toy_store: str, tmp_path: Path, start_endpoint: Callable[..., Any], processes: int
-) -> None:
+def test_metrics_can_move_to_another_address(start_toy: Callable[..., Running], processes: int) -> None:
     address = f"127.0.0.1:{free_port()}"
-    settings = Settings(
-        home=tmp_path, store_url=toy_store, log=False, processes=processes, metrics_address=address
-    )
-    running = start_endpoint(toy_bundle, settings)
+    running = start_toy(processes=processes, metrics_address=address)
     with httpx.Client(base_url=running.http, timeout=30) as client:
         for _ in range(20):
             assert client.post("/v1/recommendations", json={"basket": []}).status_code == 200
         assert client.get("/metrics").status_code == 404
         document = client.get("/openapi.json").json()
-    assert document["paths"].keys() == openapi(settings)["paths"].keys()
+    assert document["paths"].keys() == openapi(running.settings)["paths"].keys()
     assert "/metrics" not in document["paths"]
     text = httpx.get(f"http://{address}/metrics", timeout=30).text
     answers = [line for line in text.splitlines() if line.startswith("reco_responses_total{")]
@@ -203,12 +197,9 @@ def test_known_and_unknown_shoppers_get_answers_of_one_shape(endpoint: Any) -> N
     assert known[:2] == (200, "full")
 
 
-def test_answers_keep_one_shape_without_a_store_and_without_time(
-    toy_bundle: Path, tmp_path: Path, start_endpoint: Callable[..., Any]
-) -> None:
+def test_answers_keep_one_shape_without_a_store_and_without_time(start_toy: Callable[..., Running]) -> None:
     """An answer to a user id reports a missing history, whether there is one or not."""
-    settings = Settings(home=tmp_path, store_url="redis://127.0.0.1:1/0", log=False, deadline_ms=30_000.0)
-    running = start_endpoint(toy_bundle, settings)
+    running = start_toy(store_url="redis://127.0.0.1:1/0")
     known, unknown = shapes_of(running.http, ("u1", "nobody"))
     assert known == unknown
     assert known[:3] == (200, "full", "features_unavailable")

@@ -1,7 +1,6 @@
 """The key of a cached list, its lifetime, and its single computation for all waiting requests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
 from feature_repo.statistics import Statistics
 from serving.cache.answer_cache import (
@@ -24,7 +22,7 @@ from serving.cache.answer_cache import (
 from serving.schemas import Request
 from serving.stages.reranking import OBJECTS_BYTES, Ranked
 from serving.stores.online_features import UserRow
-from tests.serving.conftest import CUT, build_statistics
+from tests.serving.conftest import CUT, build_statistics, metric
 
 AT = CUT.timestamp()
 STATISTICS: Statistics = build_statistics()[0]
@@ -78,6 +76,8 @@ def test_every_input_of_an_answer_is_part_of_its_key() -> None:
         answer_key(STATISTICS, ask(item(1), item(2)), None, b"other ones"),
     ]
     assert len({key.digest for key in keys if key is not None}) == len(keys)
+    assert key_of(ask(item(1))).shared
+    assert not key_of(ask(item(1)), ROW).shared, "a known user's row is part of it"
 
 
 def test_the_key_has_no_field_that_leaves_the_list_unchanged() -> None:
@@ -98,11 +98,6 @@ def test_the_hour_of_each_user_ends_at_another_moment() -> None:
     assert len(set(changes)) > 15
 
 
-def test_a_list_is_shared_if_no_known_user_s_row_is_part_of_it() -> None:
-    assert key_of(ask(item(1))).shared
-    assert not key_of(ask(item(1)), ROW).shared
-
-
 def test_a_request_for_more_items_than_a_cached_list_covers_has_no_key() -> None:
     assert answer_key(STATISTICS, ask(k=15), None) is not None
     assert answer_key(STATISTICS, ask(k=16), None) is None
@@ -115,36 +110,6 @@ def list_of(code: int = 1, size: int = 1, score: float = 0.5) -> Ranked:
     )  # fmt: skip
 
 
-class Computing:
-    """Computes lists, counts them, and waits until the test lets it go on."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.may_go = asyncio.Event()
-        self.error: Exception | None = None
-
-    async def __call__(self) -> Ranked:
-        self.count += 1
-        await self.may_go.wait()
-        if self.error is not None:
-            raise self.error
-        return list_of(self.count)
-
-
-async def look_up(cache: AnswerCache, key: AnswerKey, compute: Callable[[], Awaitable[Ranked]]) -> int:
-    """Return the code in the list of a key as a request gets it: cached, in flight, or computed."""
-    if (ranked := cache.get(key)) is None:
-        task = cache.in_flight(key) or cache.start(key, compute)
-        ranked = await asyncio.shield(task)
-    return int(ranked.codes[0])
-
-
-async def run_tasks() -> None:
-    """Let every task that can run do so."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 KEY, KNOWN_KEY = key_of(ask(item(1))), key_of(ask(item(1)), ROW)
 
 
@@ -155,56 +120,36 @@ def keys(count: int) -> list[AnswerKey]:
 # ------------------------------------------------------------------------------------ single flight
 
 
-async def test_a_failure_reaches_all_that_wait_and_is_not_stored() -> None:
-    cache, compute = AnswerCache(), Computing()
-    compute.error = ValueError("no list")
-    waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(20)]
-    await run_tasks()
-    compute.may_go.set()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(outcome) for outcome in outcomes] == ["no list"] * 20
-    assert compute.count == 1
-    assert cache.get(KEY) is None
-    compute.error = None
-    assert await look_up(cache, KEY, compute) == 2
-
-
-async def test_the_first_request_may_give_up_and_the_others_get_the_list() -> None:
-    cache, compute = AnswerCache(), Computing()
-    first, *others = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(10)]
-    await run_tasks()
-    first.cancel()
-    await run_tasks()
-    compute.may_go.set()
-    assert set(await asyncio.gather(*others)) == {1}
-    assert first.cancelled()
-    assert compute.count == 1
-
-
-@pytest.mark.parametrize("error", [None, ValueError()])
-async def test_when_all_give_up_the_list_is_stored_and_a_failure_is_not_logged(
-    error: Exception | None,
+@pytest.mark.parametrize(
+    ("outcome", "stored"),
+    [(list_of(), 1), (ValueError("no list"), 0), (list_of(score=1.1), 0)],
+    ids=["a list", "a failure", "no probabilities"],
+)
+async def test_when_all_give_up_a_list_is_stored_and_a_failure_is_not(
+    outcome: Ranked | Exception, stored: int
 ) -> None:
-    cache, compute = AnswerCache(), Computing()
-    compute.error = error
-    waiting = [asyncio.create_task(look_up(cache, KEY, compute)) for _ in range(3)]
-    await run_tasks()
-    for task in waiting:
-        task.cancel()
-    await run_tasks()
-    compute.may_go.set()
-    await run_tasks()
-    assert (cache.get(KEY) is not None) == (error is None)
-
-
-async def test_a_list_whose_scores_are_no_probabilities_is_returned_and_not_stored() -> None:
-    cache = AnswerCache()
+    """`test_cached_answers` has the requests that wait on."""
+    cache, may_go = AnswerCache(), asyncio.Event()
 
     async def compute() -> Ranked:
-        return list_of(7, score=1.1)
+        await may_go.wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    assert await look_up(cache, KEY, compute) == 7
-    assert len(cache) == 0
+    async def wait() -> Ranked:
+        return await asyncio.shield(cache.in_flight(KEY) or cache.start(KEY, compute))
+
+    waiting = [asyncio.create_task(wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    task = cache.in_flight(KEY)
+    assert task is not None
+    may_go.set()
+    assert await asyncio.gather(task, return_exceptions=True) == [outcome]
+    assert len(cache) == stored
 
 
 # ------------------------------------------------------------------------------------------- times
@@ -254,16 +199,6 @@ def test_lists_stored_together_do_not_expire_together() -> None:
 # ------------------------------------------------------------------------------------------- bounds
 
 
-def test_the_least_recently_used_lists_make_room() -> None:
-    cache = AnswerCache(max_bytes=3 * list_of().size_bytes)
-    first, second, third, fourth = keys(4)
-    for key in (first, second, third):
-        cache.put(key, list_of())
-    assert cache.get(first) is not None
-    cache.put(fourth, list_of())
-    assert [cache.get(key) is not None for key in (first, second, third, fourth)] == [True, False, True, True]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 60)), max_size=200))
 def test_the_cache_keeps_its_bound_and_returns_no_other_key_s_list(acts: list[tuple[bool, int, int]]) -> None:
@@ -280,8 +215,8 @@ def test_the_cache_keeps_its_bound_and_returns_no_other_key_s_list(acts: list[tu
 
 
 def test_the_metrics_show_the_cache_that_answers() -> None:
-    def shown() -> tuple[float | None, ...]:
-        return tuple(REGISTRY.get_sample_value(f"reco_cache_{name}") for name in ("entries", "bytes"))
+    def shown() -> tuple[float, float]:
+        return metric("reco_cache_entries"), metric("reco_cache_bytes")
 
     old, new = AnswerCache(), AnswerCache()
     for key in keys(3):

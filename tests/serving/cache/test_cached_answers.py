@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import math
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +12,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
-from serving.answer.recommender import Asked, Recommender, open_recommender
+from serving.answer.recommender import Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
@@ -26,14 +24,14 @@ from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.errors import DeadlineExceeded, RankerUnavailable, RankingFailed, ScoresInvalid
 from serving.prediction_log import PredictionLog, feature_rows, read_log
 from serving.release.bundle import Bundle
-from serving.schemas import Call, Request, Response
-from serving.settings import Settings
+from serving.schemas import Request, Response
 from serving.shop.fact_store import open_fact_store
 from serving.stages.reranking import Ranked
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.chaos.procs import eventually
 from tests.conftest import make_row
+from tests.serving.conftest import Running, call, find_in, metric, tensors
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
@@ -65,10 +63,8 @@ class Counting:
 
 def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: float = 1e6) -> list[Response]:
     async def ask() -> list[Response]:
-        checkout = Checkout(recommender, 1e6, rank)
-        now = time.perf_counter()
-        call = Call(now, now + limit_s, "given")
-        return await asyncio.gather(*(checkout.answer(request, call) for request in requests))
+        checkout, given = Checkout(recommender, 1e6, rank), call(limit_s)
+        return await asyncio.gather(*(checkout.answer(request, given) for request in requests))
 
     return asyncio.run(ask())
 
@@ -95,32 +91,30 @@ def test_a_cached_answer_is_the_computed_one(cached: Recommender, request_: Requ
     assert set(again.stage_ms) == {"features", "cache", "reranking", "total"}
 
 
+def each_takes(checkout: Checkout, seconds: float) -> None:
+    """Teach the admission that each answer takes so long."""
+    for _ in range(200):
+        checkout.service.admission.served(0.0, seconds)
+        checkout.service.admission._spent_s = 0.0
+
+
 async def test_a_herd_that_waits_for_one_list_does_not_count_as_a_queue(cached: Recommender) -> None:
     rank = Counting(wait_s=0.05)
-    before = REGISTRY.get_sample_value("reco_cache_computed_total") or 0.0
+    before = metric("reco_cache_computed_total")
     checkout = Checkout(cached, 1e6, rank)
-    for _ in range(200):  # each answer counts as a second of work, so that 500 would be refused
-        checkout.service.admission.served(0.0, 1.0)
-        checkout.service.admission._spent_s = 0.0
-    now = time.perf_counter()
-    call = Call(now, now + 100, "given")
-    answers = await asyncio.gather(*(checkout.answer(NOBODY, call) for _ in range(500)))
+    each_takes(checkout, 1.0)  # so that 500 would be refused
+    answers = await asyncio.gather(*(checkout.answer(NOBODY, call(100)) for _ in range(500)))
     assert {answer.rung for answer in answers} == {"full"}
     assert len(rank.turns) == 1
-    assert REGISTRY.get_sample_value("reco_cache_computed_total") == before + 1
+    assert metric("reco_cache_computed_total") == before + 1
 
 
 async def test_lists_to_be_computed_count_as_a_queue(cached: Recommender) -> None:
     """All requests arrive before the first list is made: only as many start as fit the deadline."""
     requests = [replace(NOBODY, basket=(f"100000{n}", f"100001{n}"), request_id=str(n)) for n in range(9)]
     checkout = Checkout(cached, 100e3, Counting(wait_s=0.05))
-    for _ in range(200):
-        # Four answers take longer than the deadline allows.
-        checkout.service.admission.served(0.0, 21.0)
-        checkout.service.admission._spent_s = 0.0
-    now = time.perf_counter()
-    call = Call(now, now + 100, "given")
-    answers = await asyncio.gather(*(checkout.answer(request, call) for request in requests))
+    each_takes(checkout, 21.0)  # a fifth answer would take longer than the deadline allows
+    answers = await asyncio.gather(*(checkout.answer(request, call(100)) for request in requests))
     assert [answer.rung for answer in answers] == ["full"] * 4 + ["segment"] * 5
 
 
@@ -129,9 +123,7 @@ def test_a_request_without_time_to_compute_takes_a_cached_list(cached: Recommend
     rank = Counting()
     if is_kept:
         ask_all(cached, rank, NOBODY)
-    arrived = time.perf_counter() - 90
-    late = Call(arrived, arrived + 100, "given")
-    answer = asyncio.run(Checkout(cached, 100e3, rank).answer(NOBODY, late))
+    answer = asyncio.run(Checkout(cached, 100e3, rank).answer(NOBODY, call(100, waited_s=90)))
     assert (answer.rung, answer.degraded_reason) == (("full", None) if is_kept else ("segment", "overloaded"))
     assert len(rank.turns) == is_kept
 
@@ -203,20 +195,19 @@ def test_a_bug_in_the_cache_costs_time_but_no_answer(
 
 async def test_a_request_that_waits_for_a_shared_list_keeps_its_deadline(cached: Recommender) -> None:
     slow = Counting(wait_s=0.5)
-    checkout, now = Checkout(cached, 1e6, slow), time.perf_counter()
-    patient = asyncio.create_task(checkout.answer(NOBODY, Call(now, now + 60, "p")))
+    checkout = Checkout(cached, 1e6, slow)
+    patient = asyncio.create_task(checkout.answer(NOBODY, call(60)))
     await asyncio.sleep(0.05)
-    answer = await checkout.answer(NOBODY, Call(now, time.perf_counter() + 0.05, "h"))
+    answer = await checkout.answer(NOBODY, call(0.05))
     assert not (await patient).degraded
     assert (answer.degraded_reason, answer.rung) == ("deadline_exceeded", "segment")
 
 
 async def test_a_list_is_counted_although_the_request_that_began_it_got_less(cached: Recommender) -> None:
-    before = REGISTRY.get_sample_value("reco_cache_computed_total") or 0.0
-    checkout, now = Checkout(cached, 1e6, Counting(wait_s=600.0)), time.perf_counter()
-    answer = await checkout.answer(NOBODY, Call(now, now + 1.0, "h"))
+    before = metric("reco_cache_computed_total")
+    answer = await Checkout(cached, 1e6, Counting(wait_s=600.0)).answer(NOBODY, call(1.0))
     assert (answer.degraded, "ranking" in answer.stage_ms) == (True, False)
-    assert REGISTRY.get_sample_value("reco_cache_computed_total") == before + 1
+    assert metric("reco_cache_computed_total") == before + 1
 
 
 def test_a_request_with_time_left_computes_alone_after_a_failed_shared_one(cached: Recommender) -> None:
@@ -229,11 +220,9 @@ def test_a_request_with_time_left_computes_alone_after_a_failed_shared_one(cache
 
 async def test_a_shared_list_gets_the_longest_deadline_of_its_requests(cached: Recommender) -> None:
     rank = Counting(wait_s=1.0)
-    checkout, now = Checkout(cached, 60_000, rank), time.perf_counter()
-    hurried = Call(now, now + 0.5, "h", priority="prefetch")
-    first, patient = await asyncio.gather(
-        checkout.answer(NOBODY, hurried), checkout.answer(NOBODY, Call(now, now + 60, "p"))
-    )
+    checkout = Checkout(cached, 60_000, rank)
+    hurried, given = call(0.5, priority="prefetch"), call(60)
+    first, patient = await asyncio.gather(checkout.answer(NOBODY, hurried), checkout.answer(NOBODY, given))
     assert first.degraded_reason == "deadline_exceeded"
     assert (patient.rung, patient.degraded) == ("full", False)
     (turn,) = rank.turns
@@ -255,10 +244,7 @@ def test_the_computed_answer_is_logged_with_its_features_and_times(toy_bundle: P
     for each in (recommender, alone):
         set_stock(each, sold_out)
 
-    def ranked() -> float:
-        return REGISTRY.get_sample_value("reco_stage_seconds_count", {"stage": "ranking"}) or 0.0
-
-    before = ranked()
+    before = metric("reco_stage_seconds_count", stage="ranking")
     requests = [replace(NOBODY, request_id=f"r{number}") for number in range(3)]
     answers = ask_all(recommender, Counting(), *requests[:2])
     answers += ask_all(recommender, Counting(), requests[2])
@@ -268,7 +254,7 @@ def test_the_computed_answer_is_logged_with_its_features_and_times(toy_bundle: P
         *[{"features", "cache", "reranking", "total"}] * 2,
     ]
     assert min(answers[0].stage_ms.values()) >= 0
-    assert ranked() == before + 1
+    assert metric("reco_stage_seconds_count", stage="ranking") == before + 1
     table = read_log(tmp_path)
     assert table["item_ids"].to_pylist() == [[item.item_id for item in answer.items] for answer in answers]
     expected, codes = alone.prepare(NOBODY), alone.bundle.statistics.codes
@@ -334,20 +320,11 @@ def test_a_dropped_recommender_frees_its_cached_lists(toy_bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_endpoint_caches_if_the_setting_is_on(
-    start_endpoint: Callable, toy_bundle: Path, toy_store: str, tmp_path: Path
-) -> None:
-    settings = Settings(home=tmp_path, store_url=toy_store, answer_cache="memory:", deadline_ms=30_000.0)
-    running = start_endpoint(toy_bundle, replace(settings, http_port=0, grpc_port=0))
+def test_the_endpoint_caches_if_the_setting_is_on(start_toy: Callable[..., Running]) -> None:
     body = {"basket": ["1000005"], "store_id": "store-1", "k": 4}
-    with httpx.Client(base_url=running.http) as client:
+    with httpx.Client(base_url=start_toy(answer_cache="memory:").http) as client:
         answers = [client.post("/v1/recommendations", json=body).json() for _ in range(3)]
-        tensors = [
-            {"name": "basket", "datatype": "BYTES", "shape": [1], "data": ["1000005"]},
-            {"name": "store_id", "datatype": "BYTES", "shape": [1], "data": ["store-1"]},
-            {"name": "k", "datatype": "INT32", "shape": [1], "data": [4]},
-        ]
-        over_v2 = client.post("/v2/models/checkout/infer", json={"inputs": tensors}).json()
+        over_v2 = client.post("/v2/models/checkout/infer", json=tensors(**body)).json()
         metrics = client.get("/metrics").text
     assert all("cache" in answer["stage_ms"] for answer in answers)
     assert len({json.dumps(answer["items"]) for answer in answers}) == 1
@@ -413,13 +390,10 @@ def test_a_list_of_after_a_purchase_is_not_shown_before_it(toy_bundle: Path, toy
 
 
 def test_requests_with_and_without_a_key_count_once(cached: Recommender) -> None:
-    def refused() -> float:
-        labels = {"level": "process", "outcome": "refused"}
-        return REGISTRY.get_sample_value("reco_cache_lookups_total", labels) or 0.0
-
-    before = refused()
+    labels = {"level": "process", "outcome": "refused"}
+    before = metric("reco_cache_lookups_total", **labels)
     ask_all(cached, Counting(RankerUnavailable("gone")), replace(KNOWN, k=16))
-    assert refused() == before + 1
+    assert metric("reco_cache_lookups_total", **labels) == before + 1
 
 
 def test_a_list_of_another_request_is_no_fallback(cached: Recommender) -> None:
@@ -488,8 +462,7 @@ async def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Reco
     checkout = Checkout(cached, 1e9, rank)
     for _ in range(FIRST):
         checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
-    now = time.perf_counter()
-    hurried, patient = Call(now, now + 200, "h"), Call(now, now + 2_000, "p")
+    hurried, patient = call(200), call(2_000)
     first = await checkout.answer(NOBODY, hurried)
     assert len(cached.answers or ()) == 0
     whole, again = await checkout.answer(NOBODY, patient), await checkout.answer(NOBODY, hurried)
@@ -503,22 +476,14 @@ def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
     cached: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retrieval takes 140 s once, by a clock that jumps; the rest has time for some candidates only."""
-    near, now, jumps, jumped = cached.near, time.perf_counter, [140.0], [0.0]
-
-    def slow_once(asked: Asked) -> np.ndarray:
-        jumped[0] += jumps.pop() if jumps else 0.0
-        return near(asked)
-
-    monkeypatch.setattr(cached, "near", slow_once)
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
+    find_in([140.0], cached, monkeypatch)
     monkeypatch.setattr("serving.checkout.admission.BURST_S", 500.0)
 
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 170e3, user_limit_per_s=1 / 330)  # two answers at once would be too many
         for _ in range(FIRST):
             checkout.service.budgets.ranking.learn(160.0, math.inf, 500)
-        calls = (Call(time.perf_counter(), time.perf_counter() + 170, "given") for _ in range(2))
-        return [await checkout.answer(KNOWN, call) for call in calls]
+        return [await checkout.answer(KNOWN, call(170)) for _ in range(2)]
 
     first, second = asyncio.run(ask())
     assert (first.rung, first.degraded_reason) == ("fewer", "deadline_near")
@@ -530,8 +495,7 @@ async def test_the_time_of_a_row_that_is_read_is_not_needed_again(cached: Recomm
     checkout = Checkout(cached, 1e9)
     for _ in range(FIRST):
         checkout.service.budgets.features.learn(1_000.0, math.inf)
-    now = time.perf_counter()
-    assert (await checkout.answer(replace(KNOWN, k=k), Call(now, now + 900, "h"))).rung == "full"
+    assert (await checkout.answer(replace(KNOWN, k=k), call(900))).rung == "full"
 
 
 async def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:
@@ -539,8 +503,7 @@ async def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recomme
     checkout = Checkout(cached, 1e9, rank)
     for _ in range(FIRST):
         checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
-    now = time.perf_counter()
-    calls = [Call(now, now + 2_000, "p"), *[Call(now, now + 200, "h")] * 20]
+    calls = [call(2_000), *[call(200)] * 20]
     answers = await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))
     assert {answer.rung for answer in answers} == {"full"}
     assert len(rank.turns) == 1

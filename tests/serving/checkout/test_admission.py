@@ -6,12 +6,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.checkout.admission import (
     BURST_S,
     CALM_S,
@@ -29,7 +28,6 @@ from serving.checkout.admission import (
 from serving.checkout.checkout import Checkout
 from serving.errors import UserOverLimit
 from serving.schemas import Call, Request
-from serving.stores.online_features import MemoryStore
 from tests.serving.checkout.virtual_time import VirtualLoop
 
 # ----------------------------------------------------------- by time; each request has 100 seconds
@@ -272,11 +270,6 @@ async def test_the_queueing_time_of_a_new_request_is_estimated(
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "greedy", None, 4, "r1")
 BURST = 50  # of ten a second
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path) -> Recommender:
-    return open_recommender(toy_bundle, MemoryStore())
 
 
 def spent(limits: ShopperLimits, user: str, now: float) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.checkout import batching
@@ -20,6 +19,7 @@ from serving.schemas import PRIORITIES
 from serving.stages.ranking import rank
 from tests.serving.checkout.joined_ranker import Inputs, rank_rows
 from tests.serving.checkout.virtual_time import VirtualLoop
+from tests.serving.conftest import metric
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,10 @@ class Shop:
         finally:
             self.loop.close()
 
+    def expect_many(self) -> None:
+        """Let the batcher expect more requests than any test sends."""
+        self.batcher._call_s, self.batcher._gap_s = 1.0, 0.001
+
     @property
     def works(self) -> list[list[Any]]:
         return [works for _, works in self.calls]
@@ -91,7 +95,7 @@ def test_a_request_does_not_wait_while_no_call_is_in_flight() -> None:
 
 def test_requests_that_come_during_a_call_share_the_next() -> None:
     shop = Shop(lambda rows: 2.0)
-    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001  # many are expected
+    shop.expect_many()
     shop.all(*(shop.ask([number], at=number * 4e-4) for number in range(5)))
     assert shop.works == [[[0]], [[1], [2], [3], [4]]]
     assert shop.began[1] == pytest.approx(0.002), "with the end of the call before"
@@ -99,7 +103,7 @@ def test_requests_that_come_during_a_call_share_the_next() -> None:
 
 def test_no_request_waits_longer_than_the_limit() -> None:
     shop = Shop(lambda rows: 100.0)
-    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001
+    shop.expect_many()
     shop.all(shop.ask([0]), shop.ask([1], at=0.001), shop.ask([2], at=0.002), shop.ask([3], at=0.0045))
     assert shop.works == [[[0]], [[1], [2]], [[3]]]
     assert shop.began == pytest.approx([0.0, 0.004, 0.0075])
@@ -108,7 +112,7 @@ def test_no_request_waits_longer_than_the_limit() -> None:
 def test_no_request_waits_for_a_companion_that_would_have_no_room() -> None:
     """As with 500 candidates each, where a call may have 800."""
     shop = Shop(lambda rows: 100.0, max_rows=8)
-    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001  # many are expected
+    shop.expect_many()
     shop.all(*(shop.ask([number] * 5, at=number / 1e3) for number in range(4)))
     assert shop.began == pytest.approx([0.0, 0.001, 0.002, 0.003])
 
@@ -127,26 +131,11 @@ def test_the_size_of_a_batch_follows_the_arrival_rate() -> None:
     assert mean_size(2_000.0, 5.0) == pytest.approx(10, rel=0.25)
 
 
-def test_bundles_never_share_a_call() -> None:
-    shop = Shop()
-    answers = shop.all(*(shop.ask([number], bundle_id="ab"[number % 2]) for number in range(6)))
-    assert answers == [[f"{'ab'[number % 2]}:{number}"] for number in range(6)]
-    assert shop.calls == [("a", [[0], [2], [4]]), ("b", [[1], [3], [5]])]
-
-
 def test_checkouts_come_before_prefetches_each_in_the_order_of_arrival() -> None:
     shop = Shop(max_rows=2)
     priorities = [PRIORITIES[number] for number in (1, 0, 1, 0, 0)]
     shop.all(*(shop.ask([n], priority=priority) for n, priority in enumerate(priorities)))
     assert shop.works == [[[1], [3]], [[4], [0]], [[2]]]
-
-
-def test_only_a_single_request_may_exceed_the_row_limit_of_a_batch() -> None:
-    shop = Shop(max_rows=4)
-    shop.all(*(shop.ask([number] * size) for number, size in enumerate([3, 1, 2, 9, 1, 1])))
-    sizes = [[len(work) for work in works] for works in shop.works]
-    assert sizes[:2] == [[3, 1], [2]]
-    assert [9] in sizes
 
 
 def test_the_call_gets_the_latest_deadline_of_its_requests() -> None:
@@ -163,7 +152,7 @@ def test_a_cancelled_request_does_not_reach_the_model() -> None:
         async with asyncio.timeout(0.001):
             await shop.ask(["cancelled"], at=at)
 
-    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001
+    shop.expect_many()
     answers = shop.all(shop.ask([1]), give_up(0.001), shop.ask([2], at=0.0015))
     assert isinstance(answers[1], TimeoutError)
     assert [answers[0], answers[2]] == [["a:1"], ["a:2"]]
@@ -186,18 +175,15 @@ def test_an_unavailable_ranker_is_called_once_for_all_requests() -> None:
 
 
 def test_calls_and_waits_are_counted() -> None:
-    def value(name: str) -> float:
-        return REGISTRY.get_sample_value(name) or 0.0
-
     names = [
         *("reco_batch_rows_sum", "reco_batch_requests_sum", "reco_batch_requests_count"),
         *("reco_batch_queue_seconds_count", "reco_batch_queue_seconds_sum"),
     ]
-    before = [value(name) for name in names]
+    before = [metric(name) for name in names]
     shop = Shop(lambda rows: 10.0)
-    shop.batcher._call_s, shop.batcher._gap_s = 1.0, 0.001
+    shop.expect_many()
     shop.all(shop.ask([1, 2]), shop.ask([3], at=0.001))
-    differences = [value(name) - was for name, was in zip(names, before, strict=True)]
+    differences = [metric(name) - was for name, was in zip(names, before, strict=True)]
     assert differences == pytest.approx([3, 2, 2, 2, 0.003])
 
 

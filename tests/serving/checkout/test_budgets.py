@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.checkout.budgets import FIRST, QUICK, SCALE, UNSEEN_S, Budget, Budgets
+from tests.serving.conftest import metric
 
 
 def learnt(times_s: Iterable[float], candidates: int = 0, budget: Budget | None = None) -> Budget:
@@ -152,5 +152,4 @@ def test_the_budget_of_each_stage_is_shown() -> None:
     budgets.retrieval.learn(0.002, 0.0)
     budgets.ranking.learn(0.010, 0.0, 500)
     for stage, expected in (("retrieval", 0.002), ("ranking", 0.010)):
-        shown = REGISTRY.get_sample_value("reco_stage_budget_seconds", {"stage": stage})
-        assert shown == pytest.approx(expected, rel=0.05)
+        assert metric("reco_stage_budget_seconds", stage=stage) == pytest.approx(expected, rel=0.05)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import structs
-from prometheus_client import REGISTRY
 
 from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
@@ -21,48 +20,18 @@ from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import JsonFormatter
 from serving.prediction_log import PredictionLog, read_log
-from serving.schemas import Call, Request, Response
+from serving.schemas import Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
+from tests.serving.conftest import call, find_in, metric
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
-
-
-def call(limit_s: float = 1e6) -> Call:
-    now = time.perf_counter()
-    return Call(now, now + limit_s, "given")
 
 
 def ask(
     recommender: Recommender, *, rank: Rank = rank_here, request: Request = REQUEST, limit_s: float = 1e6
 ) -> Response:
     return asyncio.run(Checkout(recommender, 1e6, rank).answer(request, call(limit_s)))
-
-
-def test_in_a_burst_started_requests_finish_before_the_last_start(recommender: Recommender) -> None:
-    begun = 0
-    begun_when_answered: list[int] = []
-
-    async def rank(turn: Turn) -> np.ndarray:
-        nonlocal begun
-        begun += 1
-        await asyncio.sleep(0)  # as for a batch
-        return await rank_here(turn)
-
-    def observe(turn: Turn) -> None:
-        begun_when_answered.append(begun)
-
-    async def ask(checkout: Checkout) -> Response:
-        of_now = call()
-        await checkout.enter(of_now)
-        return await checkout.answer(REQUEST, of_now)
-
-    async def ask_all() -> list[Response]:
-        checkout = Checkout(recommender, 1e6, rank, observers=(observe,))
-        return await asyncio.gather(*(ask(checkout) for _ in range(400)))
-
-    assert {answer.rung for answer in asyncio.run(ask_all())} == {"full"}
-    assert begun_when_answered[0] < 100, "none waits for the first steps of all"
 
 
 @pytest.mark.parametrize("priority", ["checkout", "prefetch"])
@@ -77,9 +46,8 @@ async def test_a_later_request_of_a_body_queues_as_its_first(recommender: Recomm
 
     checkout = Checkout(recommender, 10.0)
     checkout._entrance = Entrance()  # type: ignore[assignment]
-    now = time.perf_counter()
-    of_body = Call(now, now + 0.05, "b", priority=priority)
-    turn = Turn(REQUEST, of_body, recommender, now)
+    of_body = call(0.05, priority=priority)
+    turn = Turn(REQUEST, of_body, recommender, of_body.arrived)
     await checkout.wait_turn(turn)
     await asyncio.wait_for(checkout.wait_turn(turn), 20)  # a queue that never moves
     assert (turn.call.deadline - turn.call.arrived) == pytest.approx(0.05)
@@ -102,9 +70,8 @@ def test_a_prefetch_that_queues_too_long_is_refused(
         time.sleep(each_s)
 
     async def prefetch(checkout: Checkout) -> None:
-        now = time.perf_counter()
         with pytest.raises(Overloaded):
-            await checkout.enter(Call(now, now + 1.0, "p", priority="prefetch"))
+            await checkout.enter(call(1.0, priority="prefetch"))
         begun_when_refused.append(begun)
 
     async def ask_all() -> None:
@@ -122,6 +89,7 @@ def test_a_prefetch_that_queues_too_long_is_refused(
         (RankerUnavailable("gone"), "ranker_unavailable"),
         (RankerMismatch("other"), "ranker_mismatch"),
         (ValueError("a bug"), "predict_error"),
+        (TimeoutError(), "predict_error"),
     ],
 )
 def test_a_ranker_that_fails_is_answered_by_best_sellers(
@@ -178,20 +146,17 @@ def test_a_late_answer_takes_a_lower_rung(recommender: Recommender, tmp_path: Pa
 def test_a_request_that_queued_too_long_is_answered_at_once(
     recommender: Recommender, priority: str, waited_s: float, reason: str | None
 ) -> None:
-    arrived = time.perf_counter() - waited_s
-    waiting = Call(arrived, arrived + 100, "given", priority=priority)
+    waiting = call(100, waited_s, priority)
     answer = asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, waiting))
     assert (answer.degraded_reason, answer.degraded) == (reason, reason is not None)
     assert len(answer.items) == REQUEST.k
 
 
 def test_a_prefetch_without_time_is_refused_and_computes_nothing(recommender: Recommender) -> None:
-    arrived = time.perf_counter() - 25
-    waiting = Call(arrived, arrived + 100, "given", priority="prefetch")
     turns: list[Turn] = []
     checkout = Checkout(recommender, 1e6, observers=(turns.append,))
     with pytest.raises(Overloaded, match="ask later"):
-        asyncio.run(checkout.answer(REQUEST, waiting))
+        asyncio.run(checkout.answer(REQUEST, call(100, waited_s=25, priority="prefetch")))
     assert not turns
 
 
@@ -249,27 +214,21 @@ def test_an_observer_that_fails_costs_no_answer(
 
 
 def test_a_fallback_took_as_long_as_the_request_waited_for_it(recommender: Recommender) -> None:
-    def took_s() -> float:
-        return REGISTRY.get_sample_value("reco_answer_seconds_sum") or 0.0
-
     async def slow(turn: Turn) -> np.ndarray:
         await asyncio.sleep(0.1)
         raise RankerUnavailable("gone")
 
-    before = took_s()
+    before = metric("reco_answer_seconds_sum")
     answer = ask(recommender, rank=slow)
     assert answer.degraded_reason == "ranker_unavailable"
-    assert took_s() - before >= 0.1
+    assert metric("reco_answer_seconds_sum") - before >= 0.1
     assert answer.stage_ms["total"] - answer.stage_ms["fallback"] >= 99
 
 
 def test_the_wait_for_a_shared_call_is_measured(recommender: Recommender) -> None:
-    def waited_s() -> float:
-        return REGISTRY.get_sample_value("reco_queue_seconds_sum") or 0.0
-
-    before, arrived = waited_s(), time.perf_counter() - 5.0
-    asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, Call(arrived, arrived + 1e6, "given")))
-    assert waited_s() - before >= 5.0
+    before = metric("reco_queue_seconds_sum")
+    asyncio.run(Checkout(recommender, 1e6).answer(REQUEST, call(waited_s=5.0)))
+    assert metric("reco_queue_seconds_sum") - before >= 5.0
 
 
 # ---------------------------------------------------------------------------------- nothing of a shopper
@@ -414,22 +373,10 @@ def test_a_stage_that_would_miss_the_deadline_is_not_started(
     assert not begun
 
 
-def find_in(seconds: float, recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make retrieval take so long by the clock, which jumps: no test waits, and a busy machine has time."""
-    near, now, jumped = recommender.near, time.perf_counter, [0.0]
-
-    def slow(asked: Asked) -> np.ndarray:
-        jumped[0] += seconds
-        return near(asked)
-
-    monkeypatch.setattr(recommender, "near", slow)
-    monkeypatch.setattr(time, "perf_counter", lambda: now() + jumped[0])
-
-
 def test_slow_retrieval_leaves_less_time_for_ranking(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(50.0, recommender, monkeypatch)
+    find_in([50.0], recommender, monkeypatch)
     turns: list[Turn] = []
     checkout = experienced(Checkout(recommender, 1e6, observers=(turns.append,)), ranking_s=200.0)
     answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=170.0)))
@@ -456,18 +403,11 @@ def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommen
 def test_late_retrieval_still_updates_the_budget(
     recommender: Recommender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_in(110.0, recommender, monkeypatch)
+    find_in([110.0], recommender, monkeypatch)
     checkout = experienced(Checkout(recommender, 1e6), retrieval_s=10.0)
     before = checkout.service.budgets.retrieval.of()
     assert asyncio.run(checkout.answer(REQUEST, call(100.0))).degraded_reason == "deadline_near"
     assert checkout.service.budgets.retrieval.of() > before
-
-
-def test_a_timeout_inside_the_ranker_is_an_internal_error(recommender: Recommender) -> None:
-    async def raises(turn: Turn) -> np.ndarray:
-        raise TimeoutError
-
-    assert ask(recommender, rank=raises).degraded_reason == "predict_error"
 
 
 async def test_every_stage_updates_its_budget_except_in_a_rehearsal(recommender: Recommender) -> None:

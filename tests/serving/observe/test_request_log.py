@@ -5,26 +5,20 @@ import json
 import re
 import threading
 
-from prometheus_client import REGISTRY
-
 from serving.checkout.checkout import Turn
 from serving.observe import request_log
 from serving.observe.request_log import RequestLog, hash_user
 from serving.schemas import Call, Recommendation, Request, Response
 from tests.chaos.stuck import Stuck
+from tests.serving.conftest import metric
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def turn(user_id: str | None = "u1", request_id: str = "r1") -> Turn:
     """Return a turn that waited 2 ms for other requests."""
-    items = (
-        Recommendation("1", 0.5, "history", "bought"),
-        Recommendation("2", 0.25, "popular", "popular now"),
-    )
-    response = Response(
-        request_id, items, "b1", degraded=True, degraded_reason="late", stage_ms={"total": 1.23456}
-    )
+    items = (Recommendation("1", 0.5, "history", "bought"), Recommendation("2", 0.25, "popular", "popular"))
+    response = Response(request_id, items, "b1", "full", True, "late", {"total": 1.23456})
     call = Call(100.0, 100.05, "given", "/v1/recommendations", "prefetch", f"00-{TRACE}-{SPAN}-01")
     request = Request(("7", "8"), 1e9, user_id, "s1", 10, request_id)
     return Turn(request, call, None, 100.002, response=response)  # type: ignore[arg-type]
@@ -64,9 +58,8 @@ def test_a_line_shows_the_outcome_of_a_request() -> None:
 
 
 def test_lines_come_in_order_and_all_of_them() -> None:
-    assert [line["request_id"] for line in lines(*(turn(request_id=f"r{n}") for n in range(200)))] == [
-        f"r{n}" for n in range(200)
-    ]
+    ids = [f"r{number}" for number in range(200)]
+    assert [line["request_id"] for line in lines(*(turn(request_id=one) for one in ids))] == ids
 
 
 def test_a_shopper_is_a_keyed_hash() -> None:
@@ -79,14 +72,12 @@ def test_a_shopper_is_a_keyed_hash() -> None:
 
 
 def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> None:
-    def dropped() -> float:
-        return REGISTRY.get_sample_value("reco_request_log_dropped_total") or 0.0
-
-    before, read = dropped(), threading.Event()
+    before, read = metric("reco_request_log_dropped_total"), threading.Event()
     log = RequestLog(Stuck(read), "k")
     for _ in range(2 * request_log.QUEUE_LINES):
         log.observe(turn())
-    assert dropped() - before >= request_log.QUEUE_LINES - 64  # the thread may have taken a chunk
+    dropped = metric("reco_request_log_dropped_total") - before
+    assert dropped >= request_log.QUEUE_LINES - 64  # the thread may have taken a chunk
     read.set()
     log.close()
 

@@ -8,7 +8,6 @@ import sys
 import threading
 
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.errors import RankerUnavailable
 from serving.observe import stderr_log
@@ -21,10 +20,11 @@ from serving.observe.stderr_log import (
 )
 from serving.schemas import TRACEPARENT, read_call
 from tests.chaos.stuck import Stuck
+from tests.serving.conftest import metric
 
 
 def dropped() -> float:
-    return REGISTRY.get_sample_value("reco_request_log_dropped_total") or 0.0
+    return metric("reco_request_log_dropped_total")
 
 
 def warn(handler: BackgroundHandler, text: str, *args: object) -> None:
@@ -47,10 +47,7 @@ def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> No
     for number in range(10_000):  # no call returns here if one of them waits
         warn(handler, "line %s", number)
     lost = dropped() - before
-    assert lost in (
-        10_000 - stderr_log.QUEUE_LINES,
-        10_000 - stderr_log.QUEUE_LINES - 1,
-    )  # the thread holds one line
+    assert 10_000 - stderr_log.QUEUE_LINES - lost in (0, 1)  # the thread holds one line
     read.set()
     handler.close()
     assert len(stream.getvalue().splitlines()) == 10_000 - lost
@@ -75,12 +72,8 @@ def test_a_process_ends_though_its_stderr_is_not_read() -> None:
         assert process.wait(60) == 0
     command = [sys.executable, "-c", begin + "logging.warning('bye')"]
     line = json.loads(subprocess.run(command, capture_output=True, check=True).stderr)
-    assert (line["event"], line["severity"], line["logger"], line["message"]) == (
-        "log",
-        "WARN",
-        "root",
-        "bye",
-    )
+    del line["timestamp"]
+    assert line == {"event": "log", "severity": "WARN", "logger": "root", "message": "bye"}
 
 
 def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> None:
@@ -123,12 +116,9 @@ def test_a_traceback_has_places_and_types_and_no_value() -> None:
 
 
 def test_messages_of_our_own_errors_and_of_the_system_s_stay() -> None:
-    assert traceback_without_messages(raised(RankerUnavailable("no route"))).endswith(
-        "\nRankerUnavailable: no route"
-    )
-    assert "No space left" in traceback_without_messages(
-        raised(OSError(28, "No space left on device"), KeyError(CANARY))
-    )
+    ours, system = RankerUnavailable("no route"), OSError(28, "No space left on device")
+    assert traceback_without_messages(raised(ours)).endswith("\nRankerUnavailable: no route")
+    assert "No space left" in traceback_without_messages(raised(system, KeyError(CANARY)))
 
 
 def test_a_cycle_of_error_causes_is_cut_off() -> None:

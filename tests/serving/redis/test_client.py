@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,13 @@ def client_of(node: tuple[str, int]) -> RedisClient:
     return RedisClient(RedisAddress("server", (node,)))
 
 
+@contextmanager
+def client_to(serve: Callable[[socket.socket], None]) -> Iterator[RedisClient]:
+    """A client of a server that runs `serve` on each connection; both end with the block."""
+    with listening(serve) as node, closing(client_of(node)) as client:
+        yield client
+
+
 def answering(*answers: bytes) -> Callable[[socket.socket], None]:
     """Return a server that lets each connection in, and answers its commands in order with these bytes."""
     left = iter(answers)
@@ -65,21 +72,16 @@ def answering(*answers: bytes) -> Callable[[socket.socket], None]:
 
 
 def test_an_error_shows_its_code_alone_and_the_connection_stays_open() -> None:
-    with listening(answering(b"-WRONGTYPE for 'hunter2'\r\n", b"+OK\r\n")) as node:
-        client = client_of(node)
+    with client_to(answering(b"-WRONGTYPE for 'hunter2'\r\n", b"+OK\r\n")) as client:
         with pytest.raises(ReplyError, match=r"^WRONGTYPE$"):
             client.ask_now(soon(), "GET", "key")
         assert client.ask_now(soon(), "GET", "key") == b"OK"
-        client.close()
 
 
 @pytest.mark.parametrize("answer", [b"$x\r\n", b"*1\r\n" * 2_000], ids=["no number", "nested too deep"])
 def test_a_reply_that_the_parser_cannot_read_is_an_error(answer: bytes) -> None:
-    with listening(answering(answer, answer)) as node:
-        client = client_of(node)
-        with pytest.raises((ValueError, ConnectionError)):
-            client.ask_now(soon(), "ANY")
-        client.close()
+    with client_to(answering(answer, answer)) as client, pytest.raises((ValueError, ConnectionError)):
+        client.ask_now(soon(), "ANY")
 
 
 @pytest.mark.parametrize("answer", [b"", b"$10\r\nabc", b"*2\r\n$1\r\na\r\n"])
@@ -90,11 +92,8 @@ def test_half_an_answer_followed_by_eof_is_a_lost_connection(answer: bytes) -> N
             if b"PING" not in sent:
                 return
 
-    with listening(serve) as node:
-        client = client_of(node)
-        with pytest.raises(ConnectionError):
-            client.ask_now(soon(), "ANY")
-        client.close()
+    with client_to(serve) as client, pytest.raises(ConnectionError):
+        client.ask_now(soon(), "ANY")
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -132,13 +131,11 @@ def test_an_error_of_the_loop_is_a_lost_connection(monkeypatch: pytest.MonkeyPat
     async def write(*_: object, **__: object) -> None:
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
 
-    with listening(answering(b"+OK\r\n")) as node:
-        client = client_of(node)
+    with client_to(answering(b"+OK\r\n")) as client:
         assert client.ask_now(soon(), "GET", "key") == b"OK"
         monkeypatch.setattr(aioredis.Connection, "send_packed_command", write)
         with pytest.raises(ConnectionError, match="TCPTransport"):
             client.ask_now(soon(), "GET", "key")
-        client.close()
 
 
 def echo(client: socket.socket, times: int = 1) -> None:
@@ -149,11 +146,9 @@ def echo(client: socket.socket, times: int = 1) -> None:
 
 
 def test_a_reply_that_is_sent_twice_never_answers_the_next_command() -> None:
-    with listening(partial(echo, times=2)) as node:
-        client = client_of(node)
+    with client_to(partial(echo, times=2)) as client:
         for number in range(20):
             assert client.ask_now(soon(), "GET", f"key {number}") == b"key %d" % number
-        client.close()
 
 
 # ----------------------------------------------------------------------------------------- deadlines
@@ -173,26 +168,18 @@ def test_a_dripping_server_holds_no_caller_beyond_the_deadline(head: bytes) -> N
             time.sleep(0.004)
         dripped_out.set()
 
-    with listening(drip) as node:
-        client = client_of(node)
+    with client_to(drip) as client:
         with pytest.raises(TimeoutError):
             client.ask_now(soon(0.03), "ANY")
         assert not dripped_out.is_set()
-        client.close()
 
 
-def test_a_passed_deadline_sends_nothing() -> None:
-    client = client_of(("127.0.0.1", free_port()))
-    with pytest.raises(TimeoutError):
-        client.ask_now(time.perf_counter() - 1, "ANY")
-    client.close()
-
-
-def test_no_server_is_a_lost_connection() -> None:
-    client = client_of(("127.0.0.1", free_port()))
-    with pytest.raises(ConnectionError, match="Connect call failed"):
-        client.ask_now(soon(), "GET", "key")
-    client.close()
+def test_no_server_is_a_lost_connection_and_a_passed_deadline_sends_nothing() -> None:
+    with closing(client_of(("127.0.0.1", free_port()))) as client:
+        with pytest.raises(ConnectionError, match="Connect call failed"):
+            client.ask_now(soon(), "GET", "key")
+        with pytest.raises(TimeoutError):
+            client.ask_now(time.perf_counter() - 1, "ANY")
 
 
 async def test_a_reply_that_arrived_counts_although_our_loop_is_late() -> None:
@@ -256,14 +243,12 @@ def test_a_caller_that_gives_up_leaves_the_connection_to_the_next(monkeypatch: p
         gave_up.wait()
         answering(*[b"+OK\r\n"] * 5)(client)
 
-    with listening(serve) as node:
-        client = client_of(node)
+    with client_to(serve) as client:
         with pytest.raises(TimeoutError):
             client.ask_now(soon(0.02), "ANY")
         gave_up.set()
         eventually(lambda: not client._calls)
         assert client.ask_now(soon(), "ANY") == b"OK"
-        client.close()
     assert connections == 1
 
 
@@ -331,8 +316,7 @@ def test_threads_share_a_client_beside_a_loop_that_awaits() -> None:
         await client.aclose()
         return replies
 
-    with listening(echo) as node:
-        client = client_of(node)
+    with client_to(echo) as client:
         threads = [threading.Thread(target=ask, args=(client, number)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -343,7 +327,6 @@ def test_threads_share_a_client_beside_a_loop_that_awaits() -> None:
         assert wrong == []
         client.close()
         assert client.ask_now(soon(), "GET", "again") == b"again"
-        client.close()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from onnx import TensorProto, parser
 
 from feature_repo.schema import CATEGORICAL, DENSE_NAMES
 from serving.answer.recommender import open_recommender
@@ -19,6 +20,8 @@ from serving.release.manifest import bundle_id_of, read_manifest
 from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore
 from tests.serving.conftest import ITEMS, WIDTH
+
+FLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 
 
 @pytest.fixture
@@ -86,62 +89,34 @@ def test_a_link_to_a_bundle_is_valid_and_a_link_inside_is_not(bundle: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "width", "message"),
+    ("width", "output", "kind", "opset", "message"),
     [
-        (faiss.IndexFlatIP, 3, WIDTH, f"holds 3 vectors, expected {ITEMS}"),
-        (faiss.IndexFlatL2, ITEMS, WIDTH, "inner product"),
-        (faiss.IndexFlatIP, ITEMS, 32, r"'float32', \(1, 8\)\).* expected .*'float32', \(1, 32\)"),
+        (len(DENSE_NAMES), "float[n] probability", FLOAT, 17, "a graph does not take all features"),
+        (len(DENSE_NAMES), "double[n] score", DOUBLE, 17, r"\('float64', \(1,\)\)\], expected"),
+        (len(DENSE_NAMES), "float[n,1] score", FLOAT, 17, r"\('float32', \(1, 1\)\)\], expected"),
+        (7, "float[n] score", FLOAT, 17, "a graph does not take all features"),
+        (
+            len(DENSE_NAMES),
+            "float[n] score",
+            FLOAT,
+            99,
+            "ranker.onnx is not a graph that ONNX Runtime can run",
+        ),
     ],
+    ids=["name", "dtype", "axes", "width", "opset"],
 )
-def test_another_index_is_refused(
-    bundle: Path, kind: Callable[[int], faiss.Index], rows: int, width: int, message: str
+def test_a_ranker_of_another_form_is_refused(
+    bundle: Path, width: int, output: str, kind: int, opset: int, message: str
 ) -> None:
-    index = kind(width)
-    index.add(np.zeros((rows, width), np.float32))
-    faiss.write_index(index, str(bundle / "index.faiss"))
-    reseal(bundle)
-    with pytest.raises(BundleInvalid, match=message):
-        load_bundle(bundle)
-
-
-def test_graphs_that_were_swapped_are_refused(bundle: Path) -> None:
-    tower, ranker = bundle / "query_tower.onnx", bundle / "ranker.onnx"
-    content = tower.read_bytes(), ranker.read_bytes()
-    tower.write_bytes(content[1])
-    ranker.write_bytes(content[0])
-    reseal(bundle)
-    with pytest.raises(BundleInvalid, match="a graph does not take all features"):
-        load_bundle(bundle)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("name", "a graph does not take all features"),
-        ("dtype", r"\('float64', \(1,\)\)\], expected"),
-        ("axes", r"\('float32', \(1, 1\)\)\], expected"),
-        ("width", "a graph does not take all features"),
-        ("opset", "ranker.onnx is not a graph that ONNX Runtime can run"),
-    ],
-)
-def test_a_ranker_of_another_form_is_refused(bundle: Path, change: str, message: str) -> None:
-    from onnx import TensorProto, helper
-
-    width = 7 if change == "width" else len(DENSE_NAMES)
-    kind = TensorProto.DOUBLE if change == "dtype" else TensorProto.FLOAT
-    name = "probability" if change == "name" else "score"
-    axes: list[str | int | None] = ["n", 1] if change == "axes" else ["n"]
-    nodes = [
-        helper.make_node("ReduceMean", ["dense"], ["mean"], axes=[1], keepdims=len(axes) - 1),
-        helper.make_node("Cast", ["mean"], [name], to=kind),
-    ]
-    inputs = [
-        helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["n", width]),
-        helper.make_tensor_value_info("categorical", TensorProto.INT64, ["n", len(CATEGORICAL)]),
-    ]
-    graph = helper.make_graph(nodes, "r", inputs, [helper.make_tensor_value_info(name, kind, axes)])
-    opset = helper.make_opsetid("", 99 if change == "opset" else 17)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
+    model = parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["" : {opset}]>
+        ranker (float[n,{width}] dense, int64[n,{len(CATEGORICAL)}] categorical) => ({output}) {{
+            mean = ReduceMean<axes=[1], keepdims={int("n,1" in output)}>(dense)
+            {output.split()[1]} = Cast<to={kind}>(mean)
+        }}
+        """
+    )
     (bundle / "ranker.onnx").write_bytes(model.SerializeToString())
     reseal(bundle)
     with pytest.raises(BundleInvalid, match=message):
@@ -216,31 +191,38 @@ def test_a_pickle_is_refused_and_never_runs(bundle: Path, tmp_path: Path, name: 
 def test_a_graph_whose_weights_lie_in_another_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
 ) -> None:
-    import onnx
-    from onnx import TensorProto, helper
-
     folder = tmp_path / "here"
     folder.mkdir()
     for place in (folder, tmp_path):
         (place / "weights.bin").write_bytes(np.ones(4, np.float32).tobytes())
     (folder / "link.bin").symlink_to("/etc/passwd")
     monkeypatch.chdir(folder)
-    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> leaks (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    )
+    weight = model.graph.initializer.add(name="w", data_type=FLOAT, dims=[4])
     weight.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", "0"), ("length", "16")):
         weight.external_data.add(key=key, value=value)
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        "leaks",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    assert isinstance(model, onnx.ModelProto)
     (folder / "ranker.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(BundleInvalid, match="not a graph that ONNX Runtime can run"):
         open_session(folder / "ranker.onnx")
+
+
+def with_index(kind: Callable[[int], faiss.Index], rows: int, width: int) -> Callable[[Path], None]:
+    def spoil(bundle: Path) -> None:
+        index = kind(width)
+        index.add(np.zeros((rows, width), np.float32))
+        faiss.write_index(index, str(bundle / "index.faiss"))
+
+    return spoil
+
+
+def swap_graphs(bundle: Path) -> None:
+    tower, ranker = bundle / "query_tower.onnx", bundle / "ranker.onnx"
+    content = tower.read_bytes()
+    tower.write_bytes(ranker.read_bytes())
+    ranker.write_bytes(content)
 
 
 def with_table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], None]:
@@ -276,9 +258,16 @@ def without_last_type(bundle: Path) -> None:
         (with_table("item_ids", lambda a: np.resize(a[:1], len(a))), "statistics/item_ids.npy"),
         (with_table("item_ids", lambda a: np.char.add(a, "\n")), "statistics/item_ids.npy"),
         (without_last_type, "vocabulary.json names"),
+        (with_index(faiss.IndexFlatIP, 3, WIDTH), f"holds 3 vectors, expected {ITEMS}"),
+        (with_index(faiss.IndexFlatL2, ITEMS, WIDTH), "inner product"),
+        (
+            with_index(faiss.IndexFlatIP, ITEMS, 32),
+            r"'float32', \(1, 8\)\).* expected .*'float32', \(1, 32\)",
+        ),
+        (swap_graphs, "a graph does not take all features"),
     ],
 )
-def test_an_invalid_table_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_an_invalid_file_is_named(bundle: Path, spoil: Callable[[Path], None], message: str) -> None:
     with np.errstate(all="ignore"):
         spoil(bundle)
     reseal(bundle)

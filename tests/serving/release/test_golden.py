@@ -46,12 +46,9 @@ def test_a_file_without_golden_requests_is_refused(tmp_path: Path, text: str) ->
         read_golden(tmp_path)
 
 
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+def test_an_absent_file_and_one_too_long_are_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match="can't be read"):
         read_golden(tmp_path)
-
-
-def test_a_file_too_long_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / FILE).open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # takes no space
     with pytest.raises(BundleInvalid, match=f"at most {MAX_BYTES} bytes"):

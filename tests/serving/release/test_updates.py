@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.errors import BundleInvalid
 from serving.release.bundle import RankingSettings, seal_bundle
@@ -23,6 +22,7 @@ from serving.settings import Settings
 from serving.stages.retrieval import Quotas
 from tests.chaos.callers import calling
 from tests.chaos.procs import eventually, workers
+from tests.serving.conftest import metric
 
 
 def point(home: Path, bundle_id: str, path: str | None = None) -> None:
@@ -63,8 +63,8 @@ def test_a_promoted_bundle_is_loaded_once(tmp_path: Path) -> None:
         endpoint.updates.look()
         assert endpoint.given == endpoint.followed == given
         assert endpoint.updates.serving == promoted
-        assert REGISTRY.get_sample_value("reco_champion_served") == 1
-        assert (REGISTRY.get_sample_value("reco_champion_read_timestamp_seconds") or 0) > time.time() - 600
+        assert metric("reco_champion_served") == 1
+        assert metric("reco_champion_read_timestamp_seconds") > time.time() - 600
 
 
 @pytest.mark.parametrize("error", [BundleInvalid("ranker.onnx is broken"), MemoryError()])
@@ -79,7 +79,7 @@ def test_a_broken_bundle_keeps_the_old_one_and_is_retried_later(
     assert (endpoint.given, endpoint.updates.serving) == (["b2"], "b1")
     assert len(caplog.records) == 1
     assert "b2 is refused, b1 goes on" in caplog.text
-    assert REGISTRY.get_sample_value("reco_champion_served") == 0
+    assert metric("reco_champion_served") == 0
     endpoint.now += RETRY_S
     del endpoint.broken["b2"]
     endpoint.updates.look()
@@ -89,16 +89,13 @@ def test_a_broken_bundle_keeps_the_old_one_and_is_retried_later(
 def test_an_error_after_the_swap_does_not_refuse_the_bundle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused() -> float:
-        return REGISTRY.get_sample_value("reco_bundle_updates_total", {"outcome": "refused"}) or 0.0
-
-    endpoint, before = Endpoint(tmp_path), refused()
+    endpoint, before = Endpoint(tmp_path), metric("reco_bundle_updates_total", outcome="refused")
     endpoint.trouble = BrokenPipeError("the parent is gone")
     point(tmp_path, "b2")
     for _ in range(3):
         endpoint.updates.look()
     assert (endpoint.given, endpoint.followed, endpoint.updates.serving) == (["b2"], ["b2"], "b2")
-    assert refused() == before
+    assert metric("reco_bundle_updates_total", outcome="refused") == before
     assert "b2 answers, but not all that belongs to a swap was done" in caplog.text
 
 

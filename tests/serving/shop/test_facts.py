@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 
 from feature_repo.facts import Fact
 from serving.answer.recommender import Recommender, open_recommender
@@ -26,6 +24,7 @@ from serving.shop.facts import POLL_S, LiveFacts
 from serving.shop.rules import RulesFile
 from serving.stores.online_features import MemoryStore
 from tests.chaos.procs import eventually
+from tests.serving.conftest import metric, tensors
 
 AT = 1_717_977_600.0  # the toy shop's cut
 NOW = time.time()
@@ -120,20 +119,16 @@ def test_a_change_and_its_end_take_effect(tmp_path: Path) -> None:
         eventually(lambda: excluded(live) == [])
 
 
-def reads(outcome: str) -> float:
-    return REGISTRY.get_sample_value("reco_fact_reads_total", {"outcome": outcome}) or 0.0
-
-
 def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     store = Breaking(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
-        failed = reads("failed")
+        failed = metric("reco_fact_reads_total", outcome="failed")
         store.broken = DOWN
         store.write([stock("i2", 0)])
-        eventually(lambda: reads("failed") >= failed + 3)
+        eventually(lambda: metric("reco_fact_reads_total", outcome="failed") >= failed + 3)
         assert (excluded(live), live.state) == ([1], "unavailable")
         assert len(caplog.records) == 1
         assert "stay as last read: the store is down" in caplog.text
@@ -226,16 +221,6 @@ def test_an_item_that_costs_and_is_free_has_no_margin(tmp_path: Path) -> None:
         margins = live.margin(np.array([1, 2]), NOW, None)
     assert margins[0] == -np.inf
     assert np.isnan(margins[1]), "its cost is unknown"
-
-
-def test_a_price_of_a_store_that_lies_ahead_does_not_show_the_price_of_the_chain(tmp_path: Path) -> None:
-    store, begins = SqliteFactStore(tmp_path / "facts.db"), round(NOW) + 100.0
-    store.write([Fact("chain", "price", "i1", 3.0, NOW), Fact("here", "price", "i1", 2.5, NOW, "s")])
-    store.write([Fact("soon", "price", "i1", 2.4, NOW + 1, "s", valid_from=begins)])
-    with closing(LiveFacts(CATALOGUE, store)) as live:
-        prices = [live.price(np.array([1]), at, "s")[0] for at in (begins - 1, begins)]
-        assert live.price(np.array([1]), NOW, "elsewhere")[0] == 3.0
-    np.testing.assert_array_equal(prices, [np.nan, 2.4])
 
 
 def test_rules_are_looked_at_while_facts_keep_coming(tmp_path: Path) -> None:
@@ -401,11 +386,9 @@ def test_a_frozen_or_killed_redis_delays_no_request(
 
 @pytest.mark.slow
 def test_a_running_endpoint_applies_and_shows_facts(
-    toy_bundle: Path, toy_store: str, start_endpoint: Any, tmp_path: Path
+    toy_bundle: Path, start_endpoint: Any, tmp_path: Path
 ) -> None:
-    settings = Settings(
-        home=tmp_path, store_url=f"sqlite:///{tmp_path}/online_store.db", deadline_ms=30_000.0
-    )
+    settings = Settings(home=tmp_path, store_url=f"sqlite:///{tmp_path}/store.db", deadline_ms=30_000.0)
     (tmp_path / "facts.db").write_bytes(b"no database" * 100)
     running = start_endpoint(toy_bundle, settings)
     assert running.ready["fact_store"] == "unavailable"
@@ -420,22 +403,17 @@ def test_a_running_endpoint_applies_and_shows_facts(
 
         items = [item["item_id"] for item in shown()]
         gone, kept = set(items[::3]), items[1]
-        ends = 1_512_498_600.0 + 1
-        facts.write(
-            [
-                *(stock(item, 0) for item in gone),
-                Fact("p", "price", kept, 3.5, NOW),
-                Fact("c", "coupon", kept, "SAVE", NOW, valid_until=ends),
-            ]
-        )
+        coupon = Fact("c", "coupon", kept, "SAVE", NOW, valid_until=1_512_498_601.0)
+        facts.write([*(stock(item, 0) for item in gone), Fact("p", "price", kept, 3.5, NOW), coupon])
+
+        def terms(**changed: Any) -> dict[str, Any]:
+            item = next(item for item in shown(**changed) if item["item_id"] == kept)
+            return {name: item[name] for name in ("price", "coupon") if name in item}
+
         eventually(lambda: not gone & {item["item_id"] for item in shown()})
-        eventually(lambda: "price" in next(item for item in shown() if item["item_id"] == kept))
-        told = next(item for item in shown() if item["item_id"] == kept)
-        assert (told["price"], told["coupon"]) == (3.5, "SAVE")
-        late = next(item for item in shown(at="2017-12-05T18:30:01Z") if item["item_id"] == kept)
-        assert "coupon" not in late
-        tensors = {"inputs": [{"name": "basket", "datatype": "BYTES", "shape": [0], "data": []}]}
-        v2 = client.post("/v2/models/checkout/infer", json=tensors)
+        eventually(lambda: terms() == {"price": 3.5, "coupon": "SAVE"})
+        assert terms(at="2017-12-05T18:30:01Z") == {"price": 3.5}
+        v2 = client.post("/v2/models/checkout/infer", json=tensors(basket=[]))
         columns = {output["name"]: output for output in v2.json()["outputs"]}
         place = columns["item_id"]["data"].index(kept)
         assert columns["price"]["data"][place] == 3.5
@@ -443,10 +421,6 @@ def test_a_running_endpoint_applies_and_shows_facts(
         assert columns["coupon"]["data"] == [""] * len(columns["item_id"]["data"])  # it ended years ago
         assert 'reco_fact_reads_total{outcome="failed"}' in client.get("/metrics").text
     facts.close()
-
-
-def shows(name: str, value: float, **labels: str) -> bool:
-    return REGISTRY.get_sample_value(name, labels) == value
 
 
 def test_the_number_of_known_facts_is_shown_and_until_when_the_stream_has_stored_them(tmp_path: Path) -> None:
@@ -457,6 +431,6 @@ def test_the_number_of_known_facts_is_shown_and_until_when_the_stream_has_stored
         store.beat([0], until)
         with closing(LiveFacts(CATALOGUE, SqliteFactStore(tmp_path / "facts.db"))):
             # Facts of another test that were not closed may still be read.
-            eventually(partial(shows, "reco_facts", known, fact="stock"))
-            eventually(partial(shows, "reco_facts_complete_timestamp_seconds", until))
+            eventually(lambda known=known: metric("reco_facts", fact="stock") == known)  # type: ignore[misc]
+            eventually(lambda: metric("reco_facts_complete_timestamp_seconds") == until)
     store.close()

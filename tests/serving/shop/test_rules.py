@@ -20,7 +20,7 @@ from serving.release.bundle import load_bundle
 from serving.schemas import Request, Response
 from serving.shop.fact_store import SqliteFactStore
 from serving.shop.facts import LiveFacts
-from serving.shop.rules import NO_PLAN, Catalogue, Plan, Rules, RulesFile
+from serving.shop.rules import Catalogue, Plan, Rules, RulesFile
 from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
@@ -178,11 +178,6 @@ def test_the_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for number in (0, 1, 2, 0):
         assert bound.plan(AT, f"s{number}").banned.tolist() == [number]
         assert len(bound._plans) <= 2
-
-
-def test_an_empty_set_of_rules_costs_nothing() -> None:
-    assert Rules().plan(AT, "s1") is NO_PLAN
-    assert (NO_PLAN.digest, len(NO_PLAN.banned)) == (b"", 0)
 
 
 # ------------------------------------------------------------------------------------------- the plan

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import REGISTRY
 
 from serving.stores.circuit_breaker import FAILURES, LATEST, MOST_FAILED, CircuitBreaker
 from tests.chaos.procs import eventually
+from tests.serving.conftest import metric
 
 
 class Dependency:
@@ -78,14 +78,17 @@ def test_rare_failures_never_open_the_breaker(breaker: CircuitBreaker) -> None:
 
 
 def test_probing_ends_once_the_dependency_is_healthy(dependency: Dependency) -> None:
+    def shown() -> float:
+        return metric("reco_breaker_open", dependency="some_thing")
+
     breaker = CircuitBreaker("some_thing", dependency.probe, probe_s=0.02)
     dependency.is_down = True
     fail(breaker, FAILURES)
     eventually(lambda: dependency.probes > 3)
-    assert breaker.is_open
+    assert (breaker.is_open, shown()) == (True, 1)
     dependency.is_down = False
     eventually(lambda: not breaker.is_open)
-    eventually(lambda: not probing())
+    eventually(lambda: not probing() and shown() == 0)
     fail(breaker, FAILURES - 1)
     assert not breaker.is_open, "what failed before is forgotten"
     breaker.close()
@@ -125,15 +128,3 @@ def test_many_threads_open_the_breaker_once(dependency: Dependency, caplog: pyte
     assert len(caplog.records) == 1
     assert "some_thing failed 3 times in a row, in 3 of the latest 20 calls" in caplog.text
     breaker.close()
-
-
-def test_the_gauge_shows_the_open_breaker(breaker: CircuitBreaker, dependency: Dependency) -> None:
-    def shown() -> float | None:
-        return REGISTRY.get_sample_value("reco_breaker_open", {"dependency": "some_thing"})
-
-    dependency.is_down = True
-    fail(breaker, FAILURES)
-    assert shown() == 1
-    dependency.is_down = False
-    eventually(lambda: not breaker.is_open)
-    eventually(lambda: shown() == 0)

@@ -3,26 +3,21 @@
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from feature_repo.aggregates import pack
 from feature_repo.snapshots import HEARTBEAT, PARTITIONS, USER_TTL_DAYS, pack_times
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Recommender
 from serving.errors import FeaturesUnavailable
+from serving.release.bundle import Bundle
 from serving.schemas import Request
 from serving.stores import freshness as module
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.chaos.procs import eventually
-
-
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path) -> Recommender:
-    return open_recommender(toy_bundle, MemoryStore())
+from tests.serving.conftest import metric
 
 
 class Broken(MemoryStore):
@@ -38,10 +33,10 @@ def beat(store: MemoryStore, age_s: float) -> None:
 
 def test_without_a_store_or_without_a_stream_nothing_is_stale() -> None:
     assert Freshness().reason is None
-    before = REGISTRY.get_sample_value("reco_features_age_seconds")
+    before = metric("reco_features_age_seconds")
     alone = Freshness(MemoryStore(), 1.0)
     alone.close()
-    assert REGISTRY.get_sample_value("reco_features_age_seconds") == before
+    assert metric("reco_features_age_seconds") == before
     assert alone.reason is None
 
 
@@ -51,7 +46,7 @@ def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) ->
     beat(store, age_s)
     found = Freshness(store, 60.0)
     assert found.reason == expected
-    assert REGISTRY.get_sample_value("reco_features_age_seconds") == pytest.approx(age_s, abs=5)
+    assert metric("reco_features_age_seconds") == pytest.approx(age_s, abs=5)
     found.close()
 
 
@@ -103,7 +98,7 @@ def test_an_error_of_ours_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch
     found.close()
 
 
-def test_stale_features_are_used_and_labelled(recommender: Recommender, row_of: Callable[..., Any]) -> None:
+def test_stale_features_are_used_and_labelled(toy_opened: Bundle, row_of: Callable[..., Any]) -> None:
     at = 1_720_000_000.0
     row = pack(row_of([(at - 86_400, ["1000006"], 3.0, 0.0)]))
     store = MemoryStore()
@@ -111,18 +106,18 @@ def test_stale_features_are_used_and_labelled(recommender: Recommender, row_of: 
     beat(store, 100.0)
     silent = Freshness(store, 60.0)
     asked = Request(("1000002",), at, "ann", None, 20)
-    stale = Recommender(recommender.bundle, store, freshness=silent).recommend(asked)
-    fresh = Recommender(recommender.bundle, store).recommend(asked)
+    stale = Recommender(toy_opened, store, freshness=silent).recommend(asked)
+    fresh = Recommender(toy_opened, store).recommend(asked)
     silent.close()
     assert (stale.degraded, stale.degraded_reason) == (True, "stale_features")
     assert (fresh.degraded, fresh.degraded_reason) == (False, None)
     assert [item.item_id for item in stale.items] == [item.item_id for item in fresh.items]
 
 
-def test_a_row_older_than_its_ttl_is_ignored(recommender: Recommender, row_of: Callable[..., Any]) -> None:
+def test_a_row_older_than_its_ttl_is_ignored(toy_opened: Bundle, row_of: Callable[..., Any]) -> None:
     store, at = MemoryStore(), 1_720_000_000.0
     asked = Request(("1000002",), at, "ann", None, 20)
-    path = Recommender(recommender.bundle, store)
+    path = Recommender(toy_opened, store)
     nobody = path.recommend(asked)
     bought = at - USER_TTL_DAYS * 86_400
     for written_at, expected in ((bought - 1, "stale_features"), (bought + 1, None)):
