@@ -21,11 +21,6 @@ from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, T
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "release-and-roll-back.md"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> ToyCluster:
-    return ToyCluster(tmp_path)
-
-
 def slots(cluster: ToyCluster) -> dict[str, str]:
     return {name: source_of(cluster.slot(name)) for name in ("blue", "green")}
 
