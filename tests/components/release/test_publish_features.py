@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -36,7 +35,7 @@ from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, wri
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
-from tests.chaos.procs import eventually, valkey_server
+from tests.chaos.procs import eventually, free_port, valkey_server
 from tests.chaos.rows import patient_store
 
 WEEK_S = 7 * 86_400
@@ -128,9 +127,7 @@ def test_features_of_another_cut_are_refused(features: Path, tmp_path: Path) -> 
 
 
 def test_a_redis_that_cannot_be_reached_says_so_and_changes_nothing(features: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"redis://:word@127.0.0.1:{port}"
     with pytest.raises(ConnectionError, match=f"127.0.0.1:{port} cannot be reached") as caught:
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path / "home"), url)

@@ -11,6 +11,7 @@ from components.home import default_tracking_uri
 from components.release.history import Promotion, next_line
 from components.release.registry import Registry, RegistryRefused, RegistryUnreachable, is_own_place
 from tests.chaos.listening import http_answers
+from tests.chaos.procs import free_port
 
 
 @pytest.mark.parametrize("name", ["", "A", "../x", "a" * 64])
@@ -29,11 +30,8 @@ def test_a_uri_that_is_neither_sqlite_nor_http_is_refused(uri: str) -> None:
 
 
 def test_a_dead_server_is_reported_in_seconds_without_its_password() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.raises(RegistryUnreachable, match="nothing was changed") as caught:
-        Registry(f"http://user:secret@127.0.0.1:{port}", "recommender")
+        Registry(f"http://user:secret@127.0.0.1:{free_port()}", "recommender")
     assert "secret" not in str(caught.value)
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.online_rows import OnlineRows
 from pipelines.live import streaming
 from pipelines.live.streaming import take_facts
+from pipelines.live.up import reco
 from serving.errors import FactsUnavailable
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -77,16 +77,7 @@ def test_the_command_processes_events_and_facts_until_a_signal(broker: Any, tmp_
     producer.produce(kafka.facts_topic, json.dumps(FACT), "milk")
     producer.produce(kafka.facts_topic, "{}", "milk")
     assert producer.flush(30) == 0
-    command = [
-        sys.executable,
-        "-m",
-        "pipelines.cli",
-        "--home",
-        str(tmp_path),
-        "stream",
-        "--output",
-        "json",
-    ]
+    command = reco("--home", str(tmp_path), "stream", "--output", "json")
     env = {**os.environ, "RECO_KAFKA_BOOTSTRAP": broker.bootstrap}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -17,12 +17,11 @@ import yaml
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from pipelines.live import up
 from pipelines.live.monitors import Programs
-from pipelines.live.ports import PortInUse, answers
+from pipelines.live.ports import PortInUse
 from pipelines.live.supervisor import Part, State, Supervisor
 from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_check, used_by
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
-from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
@@ -133,13 +132,6 @@ def test_a_port_in_use_is_reported_with_its_option(tmp_path: Path, option: str) 
 
 
 # ---------------------------------------------------------------------------------------------- checks
-
-
-def test_the_endpoint_is_asked_for_its_health() -> None:
-    with http_answers(lambda path: (200 if path == "/healthz" else 404, b"")) as healthy:
-        assert answers(f"{healthy}/healthz") == ""
-        assert "Not Found" in answers(f"{healthy}/elsewhere")
-    assert "refused" in answers("http://127.0.0.1:1/healthz")
 
 
 def test_an_unavailable_store_is_reported() -> None:
