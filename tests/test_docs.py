@@ -347,16 +347,6 @@ def test_the_published_results_agree() -> None:
     assert disagreements({name: measured(name) for name in PUBLISHED}) == []
 
 
-def test_the_page_names_the_results_that_are_older() -> None:
-    page, old = text_of("figures/index.md"), older_results()
-    lines = [
-        re.search(rf"^{start}.*$", page, re.MULTILINE) for start in ("The newest results", "Of other commits")
-    ]
-    newest, older_line = (re.findall(r"`([\w-]+)`", line[0]) if line else [] for line in lines)
-    assert older_line == old
-    assert newest == [name for name in PUBLISHED if name not in old]
-
-
 @pytest.mark.slow  # starts git
 def test_the_published_results_are_of_this_history() -> None:
     def git(*words: str) -> int:

