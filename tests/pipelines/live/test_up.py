@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
+from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient
 
+from components.home import locked, read_running
+from feature_repo.stream.archive import read_archive
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
+from pipelines.cli.options import Context
+from pipelines.cli.shell import main
 from pipelines.live import up
 from pipelines.live.monitors import Programs
 from pipelines.live.ports import PortInUse
@@ -23,6 +30,7 @@ from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_chec
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from tests.chaos.procs import eventually
+from tests.components.release.test_publish_features import CUT, END, events, held, iso, train
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
@@ -158,8 +166,6 @@ def test_the_stream_heartbeat_counts_from_its_start(tmp_path: Path) -> None:
 def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
     tmp_path: Path, valkey: tuple[str, Any]
 ) -> None:
-    import redis
-
     said: list[str] = []
     fill_store(valkey[0], tmp_path, CHAMPION, None, said.append)
     assert "lacks the champion's features" in said[0]
@@ -177,11 +183,6 @@ def test_after_a_rollback_the_store_keeps_the_newer_purchases(
     tmp_path: Path, valkey: tuple[str, Any]
 ) -> None:
     """Another bundle answers, but the shop has sold the same: rows and archive stay."""
-    import redis
-
-    from feature_repo.stream.archive import read_archive
-    from tests.components.release.test_publish_features import CUT, END, events, held, iso, train
-
     url, home = valkey[0], tmp_path / "home"
     train(events(), CUT, tmp_path / "old")
     train(events(), END, tmp_path / "new")
@@ -218,9 +219,6 @@ while True:
 @ONE_PROGRAM
 @pytest.mark.slow
 def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
-    import redis
-    from confluent_kafka.admin import AdminClient
-
     found = parts(tmp_path)
     stream = replace(
         found["stream"], command=[sys.executable, "-c", STREAM, str(tmp_path / "stream.json")]
@@ -267,11 +265,6 @@ def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
 
 
 def test_the_command_needs_a_free_home(tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from components.home import locked
-    from pipelines.cli.shell import main
-
     write_champion(tmp_path, CHAMPION)
     with locked(tmp_path / "up.lock", "running `reco up`"):
         twice = CliRunner().invoke(main, ["--home", str(tmp_path), "up"])
@@ -281,12 +274,6 @@ def test_the_command_needs_a_free_home(tmp_path: Path) -> None:
 def test_the_running_addresses_are_published_until_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from click.testing import CliRunner
-
-    from components.home import read_running
-    from pipelines.cli.options import Context
-    from pipelines.cli.shell import main
-
     write_champion(tmp_path, CHAMPION)
     monkeypatch.setattr(up, "store_program", lambda: "valkey-server")
     (tmp_path / "up.json").write_text("of one that was killed")
