@@ -204,8 +204,8 @@ class TestSqlite:
     def test_a_user_forgotten_meanwhile_does_not_come_back(
         self, moment: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
         """Just after one of the publication's own steps."""
+        publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
         step, reports = getattr(module, moment), []
 
         def meanwhile(*given: Any) -> Any:
