@@ -216,7 +216,7 @@ def decorated(path: Path) -> list[ast.FunctionDef]:
 
 
 @pytest.mark.parametrize("path", STEPS, ids=name)
-def test_a_step_only_calls_its_function(path: Path) -> None:
+def test_a_step_only_calls_its_function_which_has_its_name(path: Path) -> None:
     """Only the decorated function's own source reaches the cluster: logic inside it would go untested."""
     steps = decorated(path)
     assert steps, f"{name(path)} holds no step"
@@ -229,21 +229,11 @@ def test_a_step_only_calls_its_function(path: Path) -> None:
             if s.module not in {"components.pages", "components.release.step_runs"}  # they show the result
         ]
         assert len(owners) == 1, f"{name(path)}: {step.name} imports {len(owners)} modules of ours, not one"
+        names = {alias.name for alias in owners[0].names}
+        assert step.name in names, f"{name(path)}: {step.name} calls {names}"
         assert len(statements) <= 2, (
             f"{name(path)}: {step.name} has {len(statements)} statements, at most two"
         )
-
-
-@pytest.mark.parametrize("path", STEPS, ids=name)
-def test_a_step_has_the_name_of_its_function_and_module(path: Path) -> None:
-    for step in decorated(path):
-        owners = [
-            s
-            for s in body(step)
-            if isinstance(s, ast.ImportFrom) and (s.module or "").split(".")[0] in PACKAGES
-        ]
-        names = {alias.name for owner in owners for alias in owner.names}
-        assert step.name in names, f"{name(path)}: {step.name} calls {names}"
 
 
 # ----------------------------------------------------------------------------------------- the libraries

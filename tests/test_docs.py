@@ -19,8 +19,7 @@ from feature_repo.events import EVENT_SCHEMA
 from feature_repo.stream.configuration import CONFIG
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
 from monitoring.gauges import WatchGauges
-from pipelines.drills.catalogue import DRILLS, Drill
-from pipelines.drills.report import drill_rows
+from pipelines.drills.catalogue import DRILLS
 from serving.api.problems import problem
 from serving.errors import InvalidRequest, RankingFailed
 from serving.schemas import (
@@ -348,16 +347,6 @@ def test_the_published_results_agree() -> None:
     assert disagreements({name: measured(name) for name in PUBLISHED}) == []
 
 
-def test_the_page_names_the_results_that_are_older() -> None:
-    page, old = text_of("figures/index.md"), older_results()
-    lines = [
-        re.search(rf"^{start}.*$", page, re.MULTILINE) for start in ("The newest results", "Of other commits")
-    ]
-    newest, older_line = (re.findall(r"`([\w-]+)`", line[0]) if line else [] for line in lines)
-    assert older_line == old
-    assert newest == [name for name in PUBLISHED if name not in old]
-
-
 @pytest.mark.slow  # starts git
 def test_the_published_results_are_of_this_history() -> None:
     def git(*words: str) -> int:
@@ -386,30 +375,8 @@ def test_the_weights_that_were_judged_are_the_defaults() -> None:
     }
 
 
-# --------------------------------------------------------------------------------------------- drills
-
-DRILL_PAGE = text_of("reference/drills.md")
-
-
-@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.name)
-def test_each_drill_is_on_the_page_with_its_proof(drill: Drill) -> None:
-    assert f"\n| `{drill.name}` | {drill.proves} | {', '.join(drill.breaks)} | " in DRILL_PAGE
-
-
-def test_the_drills_on_the_page_were_carried_out_or_are_named_as_newer() -> None:
+def test_the_published_drills_exist_and_ran_to_their_end() -> None:
+    """`tests/docs/generate.py` writes the page of drills from the same result and catalogue."""
     result = measured("drills")
-    assert "\n".join(drill_rows(result)) in DRILL_PAGE
-    newer = {drill.name for drill in DRILLS} - set(result["drills"])
     assert set(result["drills"]) <= {drill.name for drill in DRILLS}
-    [said] = re.findall(r"not in it: (.*)\.\n", DRILL_PAGE) or [""]
-    assert set(re.findall(r"`([^`]+)`", said)) == newer
     assert not result["broken_off"]
-
-
-def test_the_readme_counts_the_calls_while_parts_were_broken_and_no_others() -> None:
-    during = [drill["during"]["client"] for drill in measured("drills")["drills"].values()]
-    failed, requests, own = (
-        sum(one[name] for one in during) for name in ("failed", "requests", "from_client")
-    )
-    figure = f"{failed} of {requests:,}; the client itself answered {own:,}"
-    assert f"| client calls that failed while parts were broken | {figure} |" in README

@@ -12,12 +12,3 @@ def test_each_step_runs_in_the_image_of_the_training_steps() -> None:
         container = step.component_spec.implementation.container
         assert container.image == steps.IMAGE
         assert "pip install" not in " ".join(map(str, container.command))
-
-
-def test_a_step_hands_its_paths_over() -> None:
-    from monitoring import steps
-
-    assert set(steps.measure_drift.component_spec.inputs) == {"bundle", "dataset", "since", "until"}
-    assert set(steps.measure_drift.component_spec.outputs) == {"drift", "numbers", "page", "Output"}
-    assert set(steps.measure_labels.component_spec.inputs) == {"log", "bundle", "dataset"}
-    assert set(steps.raise_alert.component_spec.inputs) == {"verdict", "labels"}

@@ -253,41 +253,22 @@ def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Pa
     assert four["outside_tolerance"]
 
 
-def test_tuned_tables_are_stored_as_they_were_tuned(
-    fragile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "atol"), [("int4", 5e-3), ("int4_weights", 1e-3), ("int8_weights", 1e-3)])
+def test_tables_and_weights_are_rounded_in_training_as_they_are_stored(
+    fragile: Path, tmp_path: Path, name: str, atol: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables in float32 lie on the grid of the rounding: four bits of them say the same."""
+    """Tuned numbers lie on the grid of the rounding: rounding them again changes nothing."""
     monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
-    parent = read_ranker(fragile / "ranker")
-    settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
-    tuned = tune(parent, VARIANTS["int4"], tmp_path / "tuned", train, held_out, settings)
-    onnx.save(quantize_tables(onnx.load(tuned), 4), tmp_path / "int4.onnx")
-    np.testing.assert_allclose(
-        OnnxRanker(tmp_path / "int4.onnx").scores(held_out),
-        OnnxRanker(tuned).scores(held_out),
-        atol=5e-3,
-    )
-
-
-@pytest.mark.parametrize("name", ["int4_weights", "int8_weights"])
-def test_weights_are_rounded_in_training_as_the_runtime_rounds_them(
-    fragile: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tuned weights lie on the runtime's own grid: rounding them again changes nothing."""
-    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
-    train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
-    settings = QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
-    tuned = tune(
-        read_ranker(fragile / "ranker"), VARIANTS[name], tmp_path / "tuned", train, held_out, settings
-    )
-    model = quantize_dense(onnx.load(tuned), VARIANTS[name].dense, tuned, train)
+    parent, settings = read_ranker(fragile / "ranker"), QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
+    tuned = tune(parent, VARIANTS[name], tmp_path / "tuned", train, held_out, settings)
+    if name == "int4":
+        model = quantize_tables(onnx.load(tuned), 4)
+    else:
+        model = quantize_dense(onnx.load(tuned), VARIANTS[name].dense, tuned, train)
     onnx.save(model, tmp_path / "rounded.onnx")
-    np.testing.assert_allclose(
-        OnnxRanker(tmp_path / "rounded.onnx").scores(held_out),
-        OnnxRanker(tuned).scores(held_out),
-        atol=1e-3,
-    )
+    found, expected = (OnnxRanker(graph).scores(held_out) for graph in (tmp_path / "rounded.onnx", tuned))
+    np.testing.assert_allclose(found, expected, atol=atol)
 
 
 def test_a_block_of_weights_by_hand() -> None:

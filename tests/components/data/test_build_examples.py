@@ -20,10 +20,10 @@ from components.data.examples import (
     read_retriever_examples,
     write_manifest,
 )
-from components.data.fit_statistics import Purchases, fit, fit_vocabulary, purchases_of
+from components.data.fit_statistics import Purchases, fit, fit_statistics, fit_vocabulary, purchases_of
 from feature_repo import aggregates
 from feature_repo.aggregates import no_events, pack, summary_of
-from feature_repo.events import EVENT_SCHEMA
+from feature_repo.events import EVENT_SCHEMA, Dataset, read_dataset, write_dataset
 from feature_repo.queries import Query, User
 from feature_repo.schema import DENSE_NAMES, user_values
 from feature_repo.statistics import write_statistics
@@ -73,6 +73,18 @@ def listed(
     return module._ranker_list(
         window, basket, store_ids=purchases.store_ids, quotas=Quotas(), rng=rng, **given
     )
+
+
+def built(
+    root: Path, name: str, data: Dataset, cut: pd.Timestamp, params: dict[str, Any], fitted_on: str = ""
+) -> Path:
+    """Write a data set and build its examples, with statistics of its own or of a data set before it."""
+    write_dataset(root / name, data)
+    statistics = root / f"{fitted_on or name} statistics"
+    if not fitted_on:
+        fit_statistics(root / name, statistics, cut.isoformat())
+    build_examples(root / name, statistics, root / f"{name} examples", cut.isoformat(), params)
+    return root / f"{name} examples"
 
 
 def test_two_baskets_at_one_moment_do_not_see_each_other() -> None:
@@ -211,26 +223,19 @@ def test_events_after_a_base_change_no_examples_before_it(tmp_path: Path) -> Non
 
     Nothing at all, or poison: their purchases become other items, known and unknown, at huge prices.
     """
-    from components.data.fit_statistics import fit_statistics
-    from feature_repo.events import Dataset, write_dataset
-
     data = toy_dataset(users=1, weeks=40)
     cut = data.events["at"].max().normalize()
     base = cut - pd.Timedelta(weeks=4)
     poisoned, late = data.events.copy(), data.events["at"] >= base
     poisoned.loc[late, "item_id"] = [f"item-{7 * number % 160:03d}" for number in range(late.sum())]
     poisoned.loc[late, ["price", "quantity"]] = [9e8, 1_000]
-    worlds = {"whole": data.events, "early": data.events[~late], "poisoned": poisoned}
-    built = []
-    for name, events in worlds.items():
-        write_dataset(tmp_path / name, Dataset(events, data.items, {"name": name}))
-        fit_statistics(tmp_path / "whole", tmp_path / "statistics", cut.isoformat())
+    made = []
+    for name, events in {"whole": data.events, "early": data.events[~late], "poisoned": poisoned}.items():
         params = {"windows": 2, "stranger_ratio": 0.0}
-        build_examples(
-            tmp_path / name, tmp_path / "statistics", tmp_path / f"{name}-out", cut.isoformat(), params
-        )
-        built.append(read_ranker_examples(tmp_path / f"{name}-out", "train"))
-    whole, early, poison = built
+        fitted_on = "" if name == "whole" else "whole"
+        world = Dataset(events, data.items, {"name": name})
+        made.append(read_ranker_examples(built(tmp_path, name, world, cut, params, fitted_on), "train"))
+    whole, early, poison = made
     assert 0 < len(early.label) < len(whole.label)
     rows, lists = len(early.label), len(early.start) - 1
     for world in (whole, poison):
@@ -248,22 +253,17 @@ def test_early_windows_without_a_catalogue_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A young shop: one basket stands long before the others, too little to fit anything on."""
-    from components.data.fit_statistics import fit_statistics
-    from feature_repo.events import Dataset, write_dataset
-
     data = toy_dataset(users=20, weeks=14)
     first = data.events[data.events["basket_id"] == data.events["basket_id"].iloc[0]].copy()
     first["at"] -= pd.Timedelta(weeks=12)
     events = pd.concat([first.assign(basket_id="long ago", event_id="long ago"), data.events])
     events = events.drop_duplicates(["event_id"])
-    write_dataset(tmp_path / "dataset", Dataset(events, data.items, {"name": "young"}))
-    cut = data.events["at"].max().isoformat()
-    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", cut)
+    young = Dataset(events, data.items, {"name": "young"})
     with caplog.at_level(logging.INFO):
-        build_examples(tmp_path / "dataset", tmp_path / "statistics", tmp_path / "out", cut, {"windows": 5})
+        examples = built(tmp_path, "young", young, data.events["at"].max(), {"windows": 5})
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert [line.split()[0] for line in said] == ["counting", "replaying"], "each part says that it begins"
-    assert 0 < len(read_manifest(tmp_path / "out")["bases"]) < 5
+    assert 0 < len(read_manifest(examples)["bases"]) < 5
 
 
 def test_a_long_basket_keeps_items_of_all_ids(purchases: Purchases, windows: Windows) -> None:
@@ -456,34 +456,17 @@ def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
 
 
 def test_too_short_a_history_says_so(tmp_path: Path) -> None:
-    from components.data.fit_statistics import fit_statistics
-    from feature_repo.events import write_dataset
-
-    write_dataset(tmp_path / "dataset", toy_dataset(users=20, weeks=6))
-    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", "2024-02-01T00:00:00Z")
     with pytest.raises(ValueError, match="bring more history"):
-        build_examples(
-            tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", "2024-02-01T00:00:00Z", {}
-        )
+        built(tmp_path, "short", toy_dataset(users=20, weeks=6), pd.Timestamp("2024-02-01", tz="UTC"), {})
 
 
 @pytest.mark.slow
 def test_examples_do_not_depend_on_events_after_the_cut(toy_line: Path, tmp_path: Path) -> None:
-    from components.data.fit_statistics import fit_statistics
-    from feature_repo.events import Dataset, read_dataset, write_dataset
-
     data = read_dataset(toy_line / "dataset")
-    write_dataset(
-        tmp_path / "dataset", Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
-    )
-    fit_statistics(tmp_path / "dataset", tmp_path / "statistics", CUT.isoformat())
-    build_examples(
-        tmp_path / "dataset", tmp_path / "statistics", tmp_path / "examples", CUT.isoformat(), TOY_EXAMPLES
-    )
+    early = Dataset(data.events[data.events["at"] < CUT], data.items, {"name": "cut"})
+    examples = built(tmp_path, "early", early, CUT, TOY_EXAMPLES)
     for part in ("ranker_train", "ranker_calibration", "retriever"):
         files = sorted((toy_line / "examples" / part).glob("*.npy"))
         assert files
         for file in files:
-            assert file.read_bytes() == (tmp_path / "examples" / part / file.name).read_bytes(), (
-                f"{part}/{file.name}"
-            )
+            assert file.read_bytes() == (examples / part / file.name).read_bytes(), file

@@ -123,8 +123,6 @@ def test_the_drift_reference_equals_a_prediction_log(toy_line: Path) -> None:
 
 @pytest.mark.slow
 def test_without_test_baskets_the_error_names_the_remedy(toy_line: Path, tmp_path: Path) -> None:
-    from feature_repo.events import Dataset, read_dataset, write_dataset
-
     data = read_dataset(toy_line / "dataset")
     early = data.events[data.events["at"] < "2024-06-01T00:00:00Z"]
     write_dataset(tmp_path / "dataset", Dataset(early, data.items, {"name": "early"}))

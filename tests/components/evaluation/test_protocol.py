@@ -13,26 +13,25 @@ from feature_repo.statistics import Statistics
 DAY = 86_400
 
 
+def bought(*baskets: tuple[str, str, int, str], kind: str = "purchase") -> pd.DataFrame:
+    """Events of baskets: user, basket, day and a letter for each item."""
+    lines = [(user, basket, day, item) for user, basket, day, items in baskets for item in items]
+    events = pd.DataFrame(lines, columns=["user_id", "basket_id", "at", "item_id"])
+    events["at"] = pd.to_datetime(events["at"] * DAY, unit="s", utc=True)
+    return events.assign(event_type=kind, store_id="s", price=2.0, discount=0.0, quantity=1.0)
+
+
 @pytest.fixture(scope="module")
 def purchases() -> Purchases:
     """Ann buys five things on day 1 and on day 3, two on day 4; Bob one thing never seen before on day 4."""
-    lines = [
-        *(("ann", "b1", 1, item) for item in "abcde"),
-        *(("ann", "b2", 3, item) for item in "bcdez"),
-        *(("ann", "b3", 4, item) for item in "ab"),
-        ("bob", "b4", 4, "y"),
-    ]
-    events = pd.DataFrame(lines, columns=["user_id", "basket_id", "at", "item_id"])
-    events["at"] = pd.to_datetime(events["at"] * DAY, unit="s", utc=True)
-    return purchases_of(
-        events.assign(event_type="purchase", store_id="s", price=2.0, discount=0.0, quantity=1.0)
-    )
+    ann = ("ann", "b1", 1, "abcde"), ("ann", "b2", 3, "bcdez"), ("ann", "b3", 4, "ab")
+    return purchases_of(bought(*ann, ("bob", "b4", 4, "y")))
 
 
-def fit_at(purchases: Purchases, cut: pd.Timestamp) -> Statistics:
+def fit_at(purchases: Purchases, cut: pd.Timestamp, known: str = "abcde") -> Statistics:
     seen = purchases.before(cut)
     items = pd.DataFrame(index=pd.Index(list("abcdeyz"), name="item_id"))
-    return fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list("abcde")))
+    return fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list(known)))
 
 
 @pytest.fixture(scope="module")
@@ -109,21 +108,10 @@ def test_the_split_is_a_function_of_the_basket_id() -> None:
 
 def test_items_that_were_only_shown_are_no_purchases() -> None:
     """On day 1 two things are bought and z is shown; on day 2 z is shown again; on day 3 it is bought."""
-    lines = [
-        *(("b1", 1, item, "purchase") for item in "ab"),
-        ("shown-1", 1, "z", "impression"),
-        ("shown-2", 2, "z", "impression"),
-        *(("b2", 3, item, "purchase") for item in "abcz"),
-    ]
-    events = pd.DataFrame(lines, columns=["basket_id", "at", "item_id", "event_type"])
-    events["at"] = pd.to_datetime(events["at"] * DAY, unit="s", utc=True)
-    purchases = purchases_of(
-        events.assign(user_id="ann", store_id="s", price=2.0, discount=0.0, quantity=1.0)
-    )
-    items = pd.DataFrame(index=pd.Index(list("abcz"), name="item_id"))
-    cut = pd.Timestamp(1.5 * DAY, unit="s", tz="UTC")
-    seen = purchases.before(cut)
-    statistics = fit(seen, items, fit_vocabulary(seen, items), cut, np.array(list("abcz")))
+    paid = bought(("ann", "b1", 1, "ab"), ("ann", "b2", 3, "abcz"))
+    shown = bought(("ann", "shown-1", 1, "z"), ("ann", "shown-2", 2, "z"), kind="impression")
+    purchases = purchases_of(pd.concat([paid, shown]).sort_values("at", kind="stable", ignore_index=True))
+    statistics = fit_at(purchases, pd.Timestamp(1.5 * DAY, unit="s", tz="UTC"), "abcz")
     [task] = read_tasks(purchases, statistics, 1.5 * DAY, 10 * DAY).hidden
     before = {str(statistics.item_ids[c]): b for c, b in zip(task.hidden, task.bought_before, strict=True)}
     assert before == {item: item in "ab" for item in before}

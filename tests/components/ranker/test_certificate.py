@@ -208,28 +208,22 @@ def chain(good: dict[str, Any]) -> list[dict[str, Any]]:
     return [link("train", "a"), link("train", "b"), link("distill", "c", "a", "b"), link("compile", "d", "c")]
 
 
-def test_a_whole_chain_has_nothing_wrong(chain: list[dict[str, Any]]) -> None:
-    assert check_chain(chain, "d") == []
-
-
-def test_an_empty_chain_is_refused() -> None:
-    assert check_chain([], "d") == ["there is no certificate at all"]
-
-
-def test_a_chain_to_another_graph_is_refused(chain: list[dict[str, Any]]) -> None:
-    assert check_chain(chain, "e") == ["the last certificate is of d, the graph is e"]
-
-
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "graph", "told"),
     [
-        ((0, 2, 3), "distill_ranker -> c: no certificate of its parent b"),
-        ((0, 1, 3), "compile_ranker -> d: no certificate of its parent c"),
-        ((2, 0, 1, 3), "distill_ranker -> c: no certificate of its parent a"),
+        ((0, 1, 2, 3), "d", []),
+        ((), "d", ["there is no certificate at all"]),
+        ((0, 1, 2, 3), "e", ["the last certificate is of d, the graph is e"]),
+        ((0, 2, 3), "d", ["distill_ranker -> c: no certificate of its parent b"]),
+        ((0, 1, 3), "d", ["compile_ranker -> d: no certificate of its parent c"]),
+        ((2, 0, 1, 3), "d", ["distill_ranker -> c: no certificate of its parent a"]),
     ],
+    ids=["whole", "empty", "to another graph", "a parent less", "a link less", "a parent too late"],
 )
-def test_a_parent_must_come_first(chain: list[dict[str, Any]], order: tuple[int, ...], told: str) -> None:
-    assert check_chain([chain[i] for i in order], "d")[0] == told
+def test_a_chain_is_whole_and_each_parent_comes_first(
+    chain: list[dict[str, Any]], order: tuple[int, ...], graph: str, told: list[str]
+) -> None:
+    assert check_chain([chain[i] for i in order], graph)[:1] == told
 
 
 @pytest.mark.parametrize(("number", "parents"), [(0, ["b"]), (2, [])])

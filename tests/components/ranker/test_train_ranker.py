@@ -86,6 +86,12 @@ def one_list(data: RankerExamples, which: int = 0) -> RankerExamples:
     )
 
 
+def candidates(given: RankerExamples, rows: np.ndarray) -> RankerExamples:
+    """One list with these of its candidates."""
+    chosen = {name: getattr(given, name)[rows] for name in ("dense", "categorical", "label")}
+    return replace(given, **chosen, start=np.array([0, len(rows)]))
+
+
 @slow
 def test_the_planted_signal_is_found(
     trained: RankerArtefact, graph: OnnxRanker, held_out: RankerExamples
@@ -146,15 +152,9 @@ def test_a_row_scores_the_same_alone_and_beside_an_outlier(
     wild = replace(tame, dense=tame.dense.copy(), categorical=tame.categorical.copy())
     wild.dense[1:] = 1e9
     wild.categorical[1:] = 0
-    alone = replace(
-        tame,
-        dense=tame.dense[:1],
-        categorical=tame.categorical[:1],
-        label=tame.label[:1],
-        start=np.array([0, 1]),
-    )
-    assert graph.scores(wild)[0] == pytest.approx(before[0], abs=1e-6)
-    assert graph.scores(alone)[0] == pytest.approx(before[0], abs=1e-6)
+    alone = candidates(tame, np.array([0]))
+    for changed in (wild, alone):
+        assert graph.scores(changed)[0] == pytest.approx(before[0], abs=1e-6)
 
 
 @slow
@@ -177,8 +177,7 @@ def test_a_request_scores_the_same_beside_a_wild_request(graph: OnnxRanker, held
 def test_the_order_of_candidates_does_not_matter(graph: OnnxRanker, held_out: RankerExamples) -> None:
     given = one_list(held_out, 3)
     order = np.random.default_rng(0).permutation(30)
-    turned = replace(given, dense=given.dense[order], categorical=given.categorical[order])
-    np.testing.assert_allclose(graph.scores(turned), graph.scores(given)[order], atol=1e-6)
+    np.testing.assert_allclose(graph.scores(candidates(given, order)), graph.scores(given)[order], atol=1e-6)
 
 
 @slow
@@ -186,14 +185,7 @@ def test_the_order_of_candidates_does_not_matter(graph: OnnxRanker, held_out: Ra
 def test_any_number_of_candidates_is_scored(graph: OnnxRanker, held_out: RankerExamples, count: int) -> None:
     given = one_list(held_out, 3)
     rows = np.resize(np.arange(30), count)
-    many = replace(
-        given,
-        dense=given.dense[rows],
-        categorical=given.categorical[rows],
-        label=given.label[rows],
-        start=np.array([0, count]),
-    )
-    np.testing.assert_allclose(graph.scores(many), graph.scores(given)[rows], atol=1e-6)
+    np.testing.assert_allclose(graph.scores(candidates(given, rows)), graph.scores(given)[rows], atol=1e-6)
 
 
 @slow

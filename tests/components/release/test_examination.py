@@ -316,6 +316,7 @@ def test_a_bad_bundle_is_refused_by_the_name_of_its_check(
     version = add(registry, bad)
     refused = promote(home, toy_line, version, dry_run=True)
     assert named in [check["metric"] for check in refused["checks"] if not check["passed"]]
+    assert not refused["changed"]
     assert (registry.alias("champion"), read_champion(home), len(registry.history())) == ("1", before, 1)
 
     if named in OPENED and kind != "evaluation without its data":

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -37,7 +36,7 @@ from feature_repo.stream.publication import PublicationDamaged
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
-from tests.chaos.procs import eventually, valkey_server
+from tests.chaos.procs import eventually, free_port, valkey_server
 from tests.chaos.rows import patient_store
 
 WEEK_S = 7 * 86_400
@@ -129,9 +128,7 @@ def test_features_of_another_cut_are_refused(features: Path, tmp_path: Path) -> 
 
 
 def test_a_redis_that_cannot_be_reached_says_so_and_changes_nothing(features: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"redis://:word@127.0.0.1:{port}"
     with pytest.raises(ConnectionError, match=f"127.0.0.1:{port} cannot be reached") as caught:
         publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path / "home"), url)
@@ -211,8 +208,8 @@ class TestSqlite:
     def test_a_user_forgotten_meanwhile_does_not_come_back(
         self, moment: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
         """Just after one of the publication's own steps."""
+        publish_features(features / "earlier", iso(CUT), PROMOTED, str(tmp_path))
         step, reports = getattr(module, moment), []
 
         def meanwhile(*given: Any) -> Any:

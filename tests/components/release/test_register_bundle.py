@@ -1,7 +1,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,37 +52,35 @@ def test_its_description_is_the_model_card(
         assert told in str(found.description)
 
 
+def certify_another_graph(bundle: Path) -> None:
+    chain = read_certificates(bundle)
+    chain[-1]["id"] = "0" * 16
+    (bundle / "certificates.json").write_text(json.dumps(chain))
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "seals", "error", "said"),
     [
-        (lambda chain: chain.clear(), "no certificate at all"),
-        (lambda chain: chain[-1].update(id="0" * 16), "the last certificate is of 0000"),
+        (lambda b: (b / "certificates.json").write_text("[]"), True, ParityFailed, "no certificate at all"),
+        (certify_another_graph, True, ParityFailed, "the last certificate is of 0000"),
+        (lambda b: (b / "index.faiss").write_text("x"), False, BundleInvalid, "index.faiss has SHA-256"),
+        (lambda b: (b / "evaluation.json").unlink(), True, BundleInvalid, "no evaluation.json: run "),
     ],
+    ids=["without certificates", "certificates of another graph", "a changed file", "without evaluation"],
 )
-def test_an_unproven_ranker_is_refused(
-    evaluated: Callable[..., Path], tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], said: str
+def test_an_unproven_or_broken_bundle_is_refused(
+    evaluated: Callable[..., Path],
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    seals: bool,
+    error: type[Exception],
+    said: str,
 ) -> None:
     """Whoever seals such a bundle, forged or half made, does not get it into the registry."""
     bundle = evaluated("one")
-    chain = read_certificates(bundle)
-    change(chain)
-    (bundle / "certificates.json").write_text(json.dumps(chain))
-    seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
-    with pytest.raises(ParityFailed, match=said):
+    change(bundle)
+    if seals:
+        seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
+    with pytest.raises(error, match=said):
         register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")
     assert not (tmp_path / "x.db").exists()
-
-
-def test_a_broken_bundle_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
-    bundle = evaluated("one")
-    (bundle / "index.faiss").write_text("changed")
-    with pytest.raises(BundleInvalid, match=r"index.faiss has SHA-256"):
-        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")
-
-
-def test_a_bundle_without_evaluation_is_refused(evaluated: Callable[..., Path], tmp_path: Path) -> None:
-    bundle = evaluated("one")
-    (bundle / "evaluation.json").unlink()
-    seal_bundle(bundle, cut="", settings=RankingSettings(Quotas(), 0.95), made_from={})
-    with pytest.raises(BundleInvalid, match=r"holds no evaluation.json: run evaluate_bundle"):
-        register_bundle(bundle, f"sqlite:///{tmp_path}/x.db", "recommender")

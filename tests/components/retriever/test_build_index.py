@@ -5,12 +5,15 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 
+from components.data.examples import read_retriever_examples
 from components.hyper_parameters import IndexParams
 from components.retriever.build_index import item_vectors, query_vectors
 from components.retriever.train_retriever import load_retriever
+from feature_repo.schema import BASKET_LENGTH
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +39,6 @@ def test_the_report_names_the_choice_and_its_reason(toy_line: Path) -> None:
 
 
 def test_the_queries_are_those_of_the_exported_tower(toy_line: Path) -> None:
-    import onnxruntime as ort
-
-    from components.data.examples import read_retriever_examples
-    from feature_repo.schema import BASKET_LENGTH
-
     model, rows = load_retriever(toy_line / "retriever"), read_retriever_examples(toy_line / "examples")
     every = IndexParams(queries=len(rows.basket))
     session = ort.InferenceSession(str(toy_line / "graphs" / "query_tower.onnx"))

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,14 +40,16 @@ def data(toy_line: Path, cut: pd.Timestamp) -> Dataset:
     return replace(data, events=events, items=items)
 
 
+def refreshed(toy_line: Path, dataset: Path, place: Path, until: pd.Timestamp) -> dict[str, Any]:
+    """Refresh the evaluated bundle."""
+    return refresh_counts(toy_line / "evaluated", toy_line / "retriever", dataset, place, until)
+
+
 def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     toy_line: Path, data: Dataset, cut: pd.Timestamp, tmp_path: Path
 ) -> None:
     write_dataset(tmp_path / "dataset", data)
-    until = cut + 10.3 * DAY
-    done = refresh_counts(
-        toy_line / "evaluated", toy_line / "retriever", tmp_path / "dataset", tmp_path / "new", until
-    )
+    done = refreshed(toy_line, tmp_path / "dataset", tmp_path / "new", cut + 10.3 * DAY)
     before, after = load_bundle(toy_line / "evaluated"), load_bundle(tmp_path / "new")
     end = cut + 10 * DAY
     assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1}
@@ -80,9 +83,7 @@ def test_data_that_do_not_reach_back_are_refused(
     write_dataset(tmp_path / "dataset", replace(data, events=events))
     begin, expected = events["at"].min().floor("min"), end - 91 * DAY
     with pytest.raises(ValueError, match=re.escape(f"begin at {begin}, expected those since {expected}")):
-        refresh_counts(
-            toy_line / "evaluated", toy_line / "retriever", tmp_path / "dataset", tmp_path / "new", end
-        )
+        refreshed(toy_line, tmp_path / "dataset", tmp_path / "new", end)
     assert not (tmp_path / "new").exists()
 
 
@@ -91,7 +92,5 @@ def test_without_a_day_since_the_cut_nothing_is_written(
 ) -> None:
     early = cut + pd.Timedelta(hours=23)
     with pytest.raises(ValueError, match="expected a day or more after the bundle's cut"):
-        refresh_counts(
-            toy_line / "evaluated", toy_line / "retriever", toy_line / "dataset", tmp_path / "new", early
-        )
+        refreshed(toy_line, toy_line / "dataset", tmp_path / "new", early)
     assert not (tmp_path / "new").exists()

@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.retriever.train_retriever import LEAST_STEPS, _hide, train_retriever
+from feature_repo.aggregates import no_events
+from serving.release.bundle import load_bundle
+from serving.stages.item_index import FaissTower
+from serving.stages.retrieval import build_query
 
 
 @given(st.lists(st.integers(2, 64), min_size=1, max_size=20), st.integers(0, 1_000))
@@ -26,11 +30,6 @@ def test_hidden_and_seen_items_are_a_split_of_the_basket(sizes: list[int], seed:
 
 @pytest.mark.slow
 def test_neighbours_of_an_even_basket_are_even(toy_line: Path) -> None:
-    from feature_repo.aggregates import no_events
-    from serving.release.bundle import load_bundle
-    from serving.stages.item_index import FaissTower
-    from serving.stages.retrieval import build_query
-
     bundle = load_bundle(toy_line / "bundle")
     tower = FaissTower(bundle.query_tower, bundle.index)
     query = build_query(bundle.statistics, ("item-002", "item-004"), no_events(), 1_718_000_000.0)

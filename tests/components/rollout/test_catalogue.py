@@ -13,6 +13,7 @@ from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.release.signing import sign
 from components.rollout.catalogue import ModelCatalogue
+from components.rollout.plan import Release
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
@@ -29,23 +30,28 @@ def catalogue(home: Path, uri: str, dataset: Path, tmp_path: Path) -> ModelCatal
     return ModelCatalogue(home, lambda: uri, "recommender", [dataset], store, examine=as_planned)
 
 
+def record_of(catalogue: ModelCatalogue, version: str = "challenger") -> Release:
+    """The record of a release of a version."""
+    number, bundle_id = catalogue.find(version)
+    return replace(RECORD, version=number, bundle_id=bundle_id, source=catalogue.place(bundle_id))
+
+
 def test_a_version_is_checked_published_sealed_and_undone(
     catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str
 ) -> None:
     records = []
     for name, quality in (("one", 0.17), ("two", 0.18)):
         register_bundle(evaluated(name, quality), uri, "recommender")
-        number, bundle_id = catalogue.find("challenger")
-        record = replace(RECORD, version=number, bundle_id=bundle_id, source=catalogue.place(bundle_id))
+        record = record_of(catalogue)
         records.append(record)
         before = registry.alias("champion")
         catalogue.check(record)
         catalogue.publish(record)
         assert registry.alias("champion") == before, "the alias moves last"
-        assert (home.parent / "store" / bundle_id / "manifest.json").is_file()
+        assert (home.parent / "store" / record.bundle_id / "manifest.json").is_file()
         for _ in range(2):  # a deployer that was killed does it again
             catalogue.seal(record)
-        assert registry.alias("champion") == number
+        assert registry.alias("champion") == record.version
     assert [line.action for line in registry.history()] == ["promote", "promote"]
     assert catalogue.previous() == (records[0].version, records[0].bundle_id)
     catalogue.undo(replace(records[1], again=True))
@@ -64,8 +70,7 @@ def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
 ) -> None:
     for _ in range(2):
         register_bundle(evaluated("one", 0.17), uri, "recommender")
-        number, bundle_id = catalogue.find("challenger")
-        catalogue.seal(replace(RECORD, version=number, bundle_id=bundle_id))
+        catalogue.seal(record_of(catalogue))
         assert catalogue.challenger() is None
 
 
@@ -81,12 +86,11 @@ def test_a_worse_version_is_refused_before_any_pod_loads_it(
     catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str, home: Path
 ) -> None:
     register_bundle(evaluated("one", 0.10), uri, "recommender")
-    number, bundle_id = catalogue.find("challenger")
-    record = replace(RECORD, version=number, bundle_id=bundle_id)
+    record = record_of(catalogue)
     with pytest.raises(GateFailed):
         catalogue.check(record)
     catalogue.undo(replace(record, reason="verify: NDCG@10 is lower"))
-    tags = MlflowClient(uri).get_model_version("recommender", number).tags
+    tags = MlflowClient(uri).get_model_version("recommender", record.version).tags
     assert tags["refused"] == "verify: NDCG@10 is lower"
     assert registry.alias("challenger") is None, "it is not tried again"
     assert not (home.parent / "store").exists()
@@ -98,7 +102,7 @@ def test_a_champion_of_meanwhile_is_measured_beside_the_version_before_the_seal(
     for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.19)):
         register_bundle(evaluated(name, quality), uri, "recommender")
     for version in ("1", "2"):
-        record = replace(RECORD, version=version, bundle_id=catalogue.find(version)[1])
+        record = record_of(catalogue, version)
         catalogue.check(record)
         if version == "1":
             catalogue.seal(record)
@@ -113,29 +117,19 @@ def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_s
     evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str, dataset: Path, tmp_path: Path
 ) -> None:
     key, public = write_keys(tmp_path, "ours")
-    store = (tmp_path / "store").as_uri()
-    catalogue = ModelCatalogue(
-        home,
-        lambda: uri,
-        "recommender",
-        [dataset],
-        store,
-        trusted_keys=public.parent,
-        key=key,
-        examine=as_planned,
-    )
+    where = (home, lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    catalogue = ModelCatalogue(*where, trusted_keys=public.parent, key=key, examine=as_planned)
     for name, quality in (("one", 0.17), ("two", 0.18)):
         bundle = evaluated(name, quality)
         register_bundle(bundle, uri, "recommender")
-        number, bundle_id = catalogue.find("challenger")
-        record = replace(RECORD, version=number, bundle_id=bundle_id, source=catalogue.place(bundle_id))
+        record = record_of(catalogue)
         with pytest.raises(GateFailed, match="signature: "):
             catalogue.check(record)
         sign(bundle, key)
-        registry.attach(registry.version(number), bundle.glob("*.sig"))
+        registry.attach(registry.version(record.version), bundle.glob("*.sig"))
         catalogue.check(record)
         catalogue.publish(record)
-        assert check_signed(tmp_path / "store" / bundle_id, public.parent).key == public
+        assert check_signed(tmp_path / "store" / record.bundle_id, public.parent).key == public
         catalogue.seal(record)
     catalogue.undo(record)
     champion = read_champion(home)

@@ -4,8 +4,6 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from components.rollout.manifests import (
     FLOOR,
     floor_changes,
@@ -21,11 +19,6 @@ from components.rollout.manifests import (
 from pipelines.live.cluster_api import merged
 from tests.components.rollout.test_plan import RECORD
 from tests.components.rollout.toy_cluster import ToyCluster
-
-
-@pytest.fixture
-def cluster(tmp_path: Any) -> ToyCluster:
-    return ToyCluster(tmp_path)
 
 
 def test_the_floor_of_a_slot_is_raised_once_and_put_back(cluster: ToyCluster) -> None:

@@ -1,7 +1,6 @@
 """Pods, metrics and golden requests of a slot, as the release sees them."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +8,7 @@ import pytest
 
 from components.rollout.cluster import Cluster
 from components.rollout.observe import Observer
-from components.rollout.plan import Pace
+from components.rollout.plan import Observed, Pace
 from tests.components.rollout.test_plan import RECORD
 from tests.components.rollout.toy_cluster import ToyCluster
 
@@ -19,7 +18,7 @@ SERVED = replace(RECORD, canary="blue", stable="green", bundle_id="b1")  # the t
 def observer(cluster: ToyCluster, gateway: Any = None) -> Observer:
     def answer(request: httpx.Request) -> httpx.Response:
         if gateway is not None and request.url.host == "gateway":
-            return httpx.Response(*gateway) if isinstance(gateway, tuple) else gateway(request)
+            return gateway(request)
         return cluster._answer(request)
 
     client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer))
@@ -28,9 +27,9 @@ def observer(cluster: ToyCluster, gateway: Any = None) -> Observer:
     )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> ToyCluster:
-    return ToyCluster(tmp_path)
+def golden(cluster: ToyCluster, gateway: Any = None) -> Observed:
+    """Ask the slot its golden requests, of a gateway that answers like this."""
+    return observer(cluster, gateway).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
 
 
 def test_a_slot_is_proven_when_its_pods_and_its_golden_answers_are_right(cluster: ToyCluster) -> None:
@@ -48,48 +47,46 @@ def test_without_a_gateway_golden_requests_are_a_fault_at_once(cluster: ToyClust
     assert watch.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=False).done
 
 
+WRONG_SCORE = {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "full"}
+
+
 @pytest.mark.parametrize(
-    ("document", "says"),
+    ("status", "body", "says"),
     [
-        ({"bundle_id": "b0", "items": []}, "answered by bundle b0, not b1"),
-        (
-            {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "full"},
-            "the score of item 9 is 0.6",
-        ),
+        (200, {"json": {"bundle_id": "b0", "items": []}}, "answered by bundle b0, not b1"),
+        (200, {"json": WRONG_SCORE}, "the score of item 9 is 0.6"),
+        (200, {"text": "<html>"}, "no answer of an endpoint"),
+        *((200, {"json": other}, "no answer of an endpoint") for other in ({"items": []}, [1], None)),
+        (403, {}, "status 403"),
     ],
 )
-def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, document: Any, says: str) -> None:
+def test_a_wrong_golden_answer_is_a_fault(cluster: ToyCluster, status: int, body: Any, says: str) -> None:
     def gateway(request: httpx.Request) -> httpx.Response:
         assert request.headers["x-reco-slot"] == "blue"
         assert request.headers["authorization"] == "Bearer token-of-a-till"
-        return httpx.Response(200, json=document)
+        return httpx.Response(status, **body)
 
-    found = observer(cluster, gateway).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
-    assert says in found.fault
-    strangers: list[Any] = [{"items": []}, [1], None]
-    bodies: list[dict[str, Any]] = [{"text": "<html>"}, *({"json": body} for body in strangers)]
-    for strange in bodies:
-        page = observer(cluster, lambda request, body=strange: httpx.Response(200, **body))
-        fault = page.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True).fault
-        assert "no answer of an endpoint" in fault
-    refused = observer(cluster, (403,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
-    assert "status 403" in refused.fault
+    assert says in golden(cluster, gateway).fault
 
 
-def test_a_gateway_that_does_not_know_the_pods_yet_is_asked_again(cluster: ToyCluster) -> None:
-    for status in (429, 502, 503, 504):
-        seen = observer(cluster, (status,)).slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
-        assert not seen.fault
-        assert not seen.done
-        assert f"status {status}" in seen.missing
-
-
-def test_a_golden_answer_below_full_is_asked_again(cluster: ToyCluster) -> None:
-    document = {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "popular"}
-    late = observer(cluster, lambda _: httpx.Response(200, json=document))
-    found = late.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=True)
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        # The gateway does not know the pods yet.
+        *((status, {}, f"status {status}") for status in (429, 502, 503, 504)),
+        (
+            200,
+            {"json": WRONG_SCORE | {"rung": "popular"}},
+            "golden request golden-0: answered on the rung popular",
+        ),
+    ],
+)
+def test_a_passing_fault_and_an_answer_below_full_are_asked_again(
+    cluster: ToyCluster, status: int, body: Any, says: str
+) -> None:
+    found = golden(cluster, lambda _: httpx.Response(status, **body))
     assert (found.done, found.fault) == (False, "")
-    assert found.missing == "golden request golden-0: answered on the rung popular"
+    assert says in found.missing
 
 
 @pytest.mark.parametrize("fault", ["its page did not load", "it was not ready"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from components.data.fit_statistics import purchases_of
+from components.data.fit_statistics import Purchases, purchases_of
 from components.evaluation.evaluate_bundle import window_s
-from components.evaluation.protocol import read_tasks
+from components.evaluation.protocol import Task, read_tasks
 from feature_repo.events import read_dataset
 from pipelines.bench.funnel import (
     LENGTHS,
@@ -22,10 +22,18 @@ from pipelines.bench.funnel import (
     map_hidden_items,
     sample,
 )
-from serving.release.bundle import load_bundle
+from serving.release.bundle import Bundle, load_bundle
 from serving.stores.online_features import MemoryStore, UserRow
 
 pytestmark = pytest.mark.slow
+
+
+def asked(toy_line: Path, *most: int) -> tuple[Bundle, list[Task], Purchases]:
+    """The evaluated bundle, a sample of its test baskets, and all purchases."""
+    bundle = load_bundle(toy_line / "evaluated")
+    purchases = purchases_of(read_dataset(toy_line / "dataset").events)
+    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
+    return bundle, sample(read_tasks(purchases, bundle.statistics, *window).hidden, *most), purchases
 
 
 def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
@@ -37,11 +45,8 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
             return super().read(user_id, deadline)
 
     monkeypatch.setattr("components.evaluation.evaluate_bundle.MemoryStore", SlowStore)
-    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
-    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
-    purchases = purchases_of(data.events)
-    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden)[:40]
-    found = compare_with_whole_catalogue(bundle, tasks, purchases)
+    bundle, tasks, purchases = asked(toy_line)
+    found = compare_with_whole_catalogue(bundle, tasks[:40], purchases)
     assert found["funnel"] == found["whole_catalogue"]
     assert (found["kept"]["recall_at_20"], found["baskets"], found["items"]) == (1.0, 40, 80)
     areas = {name: row["auc"] for name, row in found["auc"].items()}
@@ -51,10 +56,7 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
 
 def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
     """A fifth of the favourites are hidden: the shoppers bought them, so history brings them first."""
-    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
-    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
-    purchases = purchases_of(data.events)
-    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden, 30)
+    bundle, tasks, purchases = asked(toy_line, 30)
     rows = {(row["requests"], row["source"]): row for row in compare_sources(bundle, tasks, purchases)}
     shapes = {shape for shape, _ in rows}
     assert shapes == {*SHAPES, "profile clearance"}, "each shape has a row"
@@ -78,10 +80,7 @@ def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
 
 
 def test_a_perfect_ranker_is_the_ceiling(toy_line: Path) -> None:
-    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
-    window = window_s(pd.Timestamp(bundle.manifest["cut"]))
-    purchases = purchases_of(data.events)
-    tasks = sample(read_tasks(purchases, bundle.statistics, *window).hidden, 30)
+    bundle, tasks, purchases = asked(toy_line, 30)
     found = find_ceiling(bundle, tasks, purchases)
     assert found["a perfect ranker"]["recall_at_20"] == 1.0, "every item is a candidate"
     plain, truth = found["the ranker's order"], found["with the truth among the candidates"]

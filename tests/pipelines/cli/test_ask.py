@@ -1,6 +1,7 @@
 """Commands that answer and explain, on a small champion."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,19 +69,18 @@ def test_an_invalid_question_is_refused_before_the_bundle_is_opened(
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"),
+    "command",
     [
-        (["recommend", "--basket", "1000010,Type 4"], "1000004 type 4"),
-        (["why", "type 4"], "1000004 type 4"),
-        (["why", "1000010", "--basket", "tipe 4"], "1000004 type 4"),
+        ["recommend", "--basket", "1000010,Type 4"],
+        ["why", "type 4"],
+        ["why", "1000010", "--basket", "tipe 4"],
+        ["rules", "preview", "--file", os.devnull, "--basket", "type 4"],
     ],
+    ids=" ".join,
 )
-def test_an_unknown_item_is_refused_with_the_one_that_was_meant(
-    shop: Path, command: list[str], meant: str
-) -> None:
+def test_an_unknown_item_is_refused_with_the_one_that_was_meant(shop: Path, command: list[str]) -> None:
     done = reco(shop, *command, "--at", AT)
-    assert done.exit_code == 2
-    assert f"did you mean {meant}?" in done.output
+    assert (done.exit_code, "did you mean 1000004 type 4?" in done.output) == (2, True)
 
 
 def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:

@@ -100,11 +100,6 @@ def test_a_run_shows_the_time_and_memory_of_its_steps(tmp_path: Path) -> None:
     assert re.split(r" {2,}", shown) == ["ingest-events", "done", "1 min 01", "1,234 MiB", "cut 2024-06-10"]
 
 
-def test_a_run_is_not_fast_and_full(tmp_path: Path) -> None:
-    done = reco(tmp_path, "run", "--data", "toy", "--fast", "--full")
-    assert (done.exit_code, "give one" in done.output) == (2, True)
-
-
 def test_a_run_beside_reco_up_fills_its_redis(tmp_path: Path, launched: list[dict[str, Any]]) -> None:
     running = Running("redis://127.0.0.1:16379/0", "127.0.0.1:19092", True)
     with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):

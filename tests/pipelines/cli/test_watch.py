@@ -55,21 +55,6 @@ def test_a_bundle_is_no_data(tmp_path: Path) -> None:
     assert (done.exit_code, "holds a bundle, expected a dataset" in done.output) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--pipelines", "https://kfp.shop.example"], "--pipelines needs --retrain"),
-        (
-            ["--retrain", "--pipelines", "kfp.shop.example"],
-            "--pipelines is 'kfp.shop.example', expected http(s)",
-        ),
-    ],
-)
-def test_a_cluster_that_cannot_retrain_is_wrong_usage(tmp_path: Path, options: list[str], told: str) -> None:
-    done = reco(tmp_path, "watch", *options)
-    assert (done.exit_code, told in done.output) == (2, True)
-
-
 @pytest.mark.slow
 def test_an_empty_log_is_one_line_not_a_table(home: Path) -> None:
     done = reco(home, "drift", "--quick")

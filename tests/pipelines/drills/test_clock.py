@@ -45,8 +45,3 @@ def test_the_date_jumps_and_deadlines_do_not(tmp_path: Path) -> None:
     assert dates[1] - dates[0] == pytest.approx(passed[1] - 3_600.0, abs=1.0)
     assert dates[2] - dates[0] == pytest.approx(passed[2] + 400 * 86_400.0, abs=1.0)
     assert passed == sorted(passed)
-
-
-def test_its_command_starts_the_endpoint_through_the_clock(tmp_path: Path) -> None:
-    clock = Clock(tmp_path / "clock")
-    assert clock.command() == [sys.executable, "-P", "-m", "pipelines.drills.clock", str(tmp_path / "clock")]

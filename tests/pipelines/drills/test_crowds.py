@@ -5,7 +5,7 @@ import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
@@ -15,13 +15,9 @@ from pipelines.drills import crowds
 from pipelines.drills.crowds import _cold, _cut_off, was_computed
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT
-from pipelines.drills.system import System
 from serving.schemas import MAX_BASKET, parse_instances
 from tests.chaos.listening import listening
-
-
-def system_of(**parts: Any) -> System:
-    return cast(System, SimpleNamespace(**parts))
+from tests.pipelines.drills.test_faults import system_of
 
 
 def test_a_silent_service_accepts_connections_and_a_stopped_one_does_not() -> None:

@@ -277,24 +277,6 @@ def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Pa
     assert pictures == {f"dashboard-{board['name']}.png" for board in read_slo()["dashboards"]}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((), "no drill named"),
-        (("store-frosen",), "store-frozen"),
-        (("store-frozen", "--data", "real"), "--data"),
-        (("store-frozen",), "no champion"),
-        (("release", "--list"), "takes no --short, --with-alerts or --list"),
-        (("release", "good", "--short"), "takes no --short, --with-alerts or --list"),
-        (("release", "--with-alerts"), "takes no --short, --with-alerts or --list"),
-    ],
-)
-def test_wrong_usage_exits_with_2(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    done = reco(tmp_path / "empty", *arguments)
-    assert done.exit_code == 2
-    assert says in done.output
-
-
 def test_a_toy_shop_is_trained_once_and_its_rows_stay_in_its_store(
     tmp_path: Path, carried_out: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

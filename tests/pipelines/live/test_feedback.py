@@ -179,12 +179,11 @@ def test_an_unconfirmed_segment_is_not_recorded_as_sent(broker: Any, tmp_path: P
     stop, counts, noted = threading.Event(), list[FeedbackCounts](), tmp_path / "feedback.json"
 
     def until_noted(name: str) -> None:
-        for _ in range(600):
-            if noted.is_file() and name in noted.read_text():
-                return
+        def is_noted() -> bool:
             assert sender.is_alive()
-            stop.wait(0.05)
-        raise AssertionError(f"{name} was not sent")
+            return noted.is_file() and name in noted.read_text()
+
+        eventually(is_noted)
 
     sender = threading.Thread(target=lambda: counts.append(send_impressions(settings, kafka, stop)))
     write(settings, "1.parquet", answer("r1", "ann", "tea"))

@@ -3,7 +3,6 @@
 import http.server
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from components.rollout import NAMESPACE
 from components.rollout.manifests import weights
 from pipelines.live.gateway import Gateway, choose
 from pipelines.live.slots import new_cluster
+from tests.chaos.procs import eventually
 
 
 class Pod(http.server.BaseHTTPRequestHandler):
@@ -86,9 +86,7 @@ def test_requests_follow_weights_headers_and_mirror(shop: tuple[Gateway, dict[st
         split(gateway, 0, mirror=100)
         before = len(pods["green"].seen)
         assert ask(**{"x-request-id": "r-mirrored"}) == "blue"
-        until = time.monotonic() + 30.0
-        while len(pods["green"].seen) == before and time.monotonic() < until:
-            time.sleep(0.01)
+        eventually(lambda: len(pods["green"].seen) > before)
         assert pods["green"].seen[-1] == "r-mirrored", "both know the request by the same id"
         [route] = gateway._objects.list("httproutes")
         assert weights(route) == {"blue": 100, "green": 0}

@@ -1,8 +1,6 @@
 """The pages of a fault; and with Alertmanager itself, which alert holds back which."""
 
-import http.server
 import json
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -24,6 +22,8 @@ from pipelines.live.monitors import (
     pages_of,
 )
 from pipelines.live.ports import free_port
+from tests.chaos.listening import http_answers
+from tests.chaos.procs import eventually
 
 
 def installed() -> Programs:
@@ -60,18 +60,8 @@ def test_a_series_has_the_name_of_its_labels_and_not_of_its_rule() -> None:
         {"metric": {"__name__": "reco_breaker_open", "dependency": "online_store"}, "values": []},
     ]
 
-    class Prometheus(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": {"result": rows}}).encode())
-
-        def log_message(self, *_: object) -> None:
-            """Write nothing."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Prometheus) as server:
-        threading.Thread(target=server.handle_request).start()
-        series = Monitors(f"http://127.0.0.1:{server.server_port}", time.monotonic()).series("up")
+    with http_answers(lambda path: (200, json.dumps({"data": {"result": rows}}).encode())) as prometheus:
+        series = Monitors(prometheus, time.monotonic()).series("up")
     assert set(series) == {"", "online_store"}
 
 
@@ -155,9 +145,7 @@ def test_one_fault_reaches_a_person_once(fired: list[str], reaches: set[str], tm
             post(address, *fired)
             time.sleep(1)
             post(address, "RulesBroken")  # of another owner: held back by none; its group is the last to wait
-            until = time.monotonic() + 120
-            while "RulesBroken" not in {one.alert for one in notices} and time.monotonic() < until:
-                time.sleep(0.1)
+            eventually(lambda: "RulesBroken" in {one.alert for one in notices}, 120)
     assert {one.alert for one in notices} == reaches | {"RulesBroken"}
 
 

@@ -23,7 +23,8 @@ def test_a_proxy_of_the_shell_is_not_asked_for_this_machine(monkeypatch: pytest.
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with http_answers(lambda path: (200, path.encode())) as url:
+    with http_answers(lambda path: (404 if path == "/gone" else 200, path.encode())) as url:
         assert answers(url) == ""
+        assert "Not Found" in answers(f"{url}/gone")
         assert page(f"{url}/metrics", 30.0) == b"/metrics"
     assert "refused" in answers(url)

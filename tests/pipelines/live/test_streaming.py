@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from feature_repo.facts import Fact
 from feature_repo.stream.erasure import forget
@@ -18,6 +18,7 @@ from feature_repo.stream.kafka import KafkaSettings, client_config
 from feature_repo.stream.online_rows import OnlineRows
 from pipelines.live import streaming
 from pipelines.live.streaming import take_facts
+from pipelines.live.up import reco
 from serving.errors import FactsUnavailable
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
@@ -66,8 +67,6 @@ def test_a_forgotten_shoppers_coupon_is_not_restored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_processes_events_and_facts_until_a_signal(broker: Any, tmp_path: Path) -> None:
-    from confluent_kafka import Producer
-
     kafka = KafkaSettings(bootstrap=broker.bootstrap)
     event = {
         "event_id": "e1", "user_id": "ann", "basket_id": "b1", "item_id": "milk", "at": FACT["at"],
@@ -77,16 +76,7 @@ def test_the_command_processes_events_and_facts_until_a_signal(broker: Any, tmp_
     producer.produce(kafka.facts_topic, json.dumps(FACT), "milk")
     producer.produce(kafka.facts_topic, "{}", "milk")
     assert producer.flush(30) == 0
-    command = [
-        sys.executable,
-        "-m",
-        "pipelines.cli",
-        "--home",
-        str(tmp_path),
-        "stream",
-        "--output",
-        "json",
-    ]
+    command = reco("--home", str(tmp_path), "stream", "--output", "json")
     env = {**os.environ, "RECO_KAFKA_BOOTSTRAP": broker.bootstrap}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -112,8 +102,6 @@ def test_facts_are_applied_during_a_rebuild_of_rows(
     broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rebuild, or a backlog of events, may take minutes: a sold-out item is gone meanwhile."""
-    from confluent_kafka import Producer
-
     kafka, settings = KafkaSettings(bootstrap=broker.bootstrap), Settings(home=tmp_path)
     producer = Producer(client_config(kafka))
     producer.produce(kafka.facts_topic, json.dumps(FACT), "milk")

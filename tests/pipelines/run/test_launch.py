@@ -101,23 +101,25 @@ def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> No
     assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
 
 
-def test_a_run_that_cannot_start_does_not_use_the_cool_down(
-    drifted: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "has_run"),
+    [
+        (Conflict("process 7 is running a pipeline"), True),
+        (ArgumentsInvalid("the pipeline has no parameter 'x'"), False),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=["another process runs", "it cannot start", "it was stopped"],
+)
+def test_a_run_that_did_not_start_or_was_stopped_does_not_use_the_cool_down(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, has_run: bool
 ) -> None:
-    def refuse(home: Path, *_: object) -> Run:
-        new_run(home, "training", {}, [])  # of another process
-        raise Conflict("process 7 is running a pipeline")
+    def start(home: Path, *_: object) -> Run:
+        if has_run:
+            new_run(home, "training", {}, ["promote-bundle"])
+        raise error
 
-    start_with(monkeypatch, refuse)
-    with pytest.raises(Conflict):
-        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
-    assert not (drifted / "retrain.json").exists()
-
-    def stop(*_: object) -> Run:
-        raise ArgumentsInvalid("the pipeline has no parameter 'x'")
-
-    start_with(monkeypatch, stop)
-    with pytest.raises(ArgumentsInvalid):
+    start_with(monkeypatch, start)
+    with pytest.raises(type(error)):
         retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not (drifted / "retrain.json").exists()
 
@@ -219,19 +221,6 @@ def test_an_erasure_during_the_reading_of_data_holds(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("components.data.ingest_events.ingest_events", read_and_be_interrupted)
     assert read_dataset(dataset_of(tmp_path, str(shop))).events["user_id"].tolist() == ["bob"]
-
-
-def test_a_training_that_was_stopped_may_be_tried_again(
-    drifted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(home: Path, *_: object) -> Run:
-        new_run(home, "training", {}, ["promote-bundle"])
-        raise KeyboardInterrupt
-
-    start_with(monkeypatch, stop)
-    with pytest.raises(KeyboardInterrupt):
-        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
-    assert not (drifted / "retrain.json").exists()
 
 
 def test_a_named_data_set_comes_from_a_run(tmp_path: Path) -> None:

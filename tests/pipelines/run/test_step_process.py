@@ -13,6 +13,7 @@ from kfp import dsl
 from components.measurement import cores
 from pipelines.run.graph import Outputs, Spec, read_spec, step_alone
 from pipelines.run.step_process import ServerEnded, StepProcess, StepServer
+from tests.chaos.procs import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
 
@@ -73,12 +74,7 @@ def report_alone(spec: Spec, folder: Path) -> Spec:
 
 
 def said(process: StepProcess) -> str:
-    deadline = time.monotonic() + 120
-    lines: list[str] = []
-    while not lines and time.monotonic() < deadline:
-        lines += process.lines()
-        time.sleep(0.05)
-    return lines[0]
+    return eventually(process.lines, 120)[0]
 
 
 def test_a_step_that_is_ended_gives_nothing(tmp_path: Path, spec: Spec) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,6 +33,7 @@ from pipelines.run.submit import (
     write_ir,
 )
 from pipelines.training import TEACHERS, training_of
+from tests.chaos.procs import free_port
 from tests.pipelines.conftest import sums
 from tests.pipelines.run.test_launch import VERDICT
 
@@ -413,11 +413,8 @@ def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None
 
 
 def test_a_missing_server_is_reported_within_seconds() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ApiUnreachable, match="nothing answers at"):
-        submit_pipeline(sums, Kubeflow(url, "shop"), ARGUMENTS)
+        submit_pipeline(sums, Kubeflow(f"http://127.0.0.1:{free_port()}", "shop"), ARGUMENTS)
 
 
 def test_a_server_that_is_not_kfp_is_reported(cluster: Cluster) -> None:

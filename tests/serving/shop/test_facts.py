@@ -144,10 +144,10 @@ def test_a_damaged_change_is_logged_once_and_the_facts_stay(
     store = SqliteFactStore(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
-        failed = reads("failed")
+        failed = metric("reco_fact_reads_total", outcome="failed")
         with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
             file.execute("INSERT INTO facts VALUES ('i2', x'00', 9e999)")
-        eventually(lambda: reads("failed") >= failed + 3)
+        eventually(lambda: metric("reco_fact_reads_total", outcome="failed") >= failed + 3)
         assert (excluded(live), live.state) == ([1], "unavailable")
         [record] = caplog.records
         assert "the fact store has a change with the number inf, expected" in record.getMessage()

@@ -28,12 +28,12 @@ from pipelines.bench.load.generator import (
 )
 from pipelines.bench.report import PERCENTILES
 
-Answer = Callable[[bytes], Awaitable[tuple[int, bytes]]]  # a body -> status and body
-HeadAnswer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]  # a body and its head, in lower case
+# A body and its head, in lower case -> status and body.
+Answer = Callable[[bytes, bytes], Awaitable[tuple[int, bytes]]]
 
 
 @contextmanager
-def http_server(answer: Answer | None = None, with_head: HeadAnswer | None = None) -> Iterator[str]:
+def http_server(answer: Answer) -> Iterator[str]:
     """Answer HTTP/1.1 requests in a thread of its own; a status below 0 hangs up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,12 +42,7 @@ def http_server(answer: Answer | None = None, with_head: HeadAnswer | None = Non
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-                asked = await reader.readexactly(length)
-                if with_head is not None:
-                    status, body = await with_head(asked, head)
-                else:
-                    assert answer is not None
-                    status, body = await answer(asked)
+                status, body = await answer(await reader.readexactly(length), head)
                 if status < 0:
                     break
                 # Two writes: an answer need not come in one piece.
@@ -85,7 +80,7 @@ def http_server(answer: Answer | None = None, with_head: HeadAnswer | None = Non
         thread.join()
 
 
-async def echo(body: bytes) -> tuple[int, bytes]:
+async def echo(body: bytes, _: bytes) -> tuple[int, bytes]:
     return 200, body
 
 
@@ -126,7 +121,7 @@ def test_each_request_gets_its_own_answer_and_time() -> None:
 def test_the_warm_up_sends_the_bodies_before_the_start() -> None:
     came: list[bytes] = []
 
-    async def note(body: bytes) -> tuple[int, bytes]:
+    async def note(body: bytes, _: bytes) -> tuple[int, bytes]:
         came.append(body)
         return 200, body
 
@@ -140,7 +135,7 @@ def test_the_warm_up_sends_the_bodies_before_the_start() -> None:
 def test_every_request_waiting_for_a_stalled_server_is_charged_for_it() -> None:
     stalled_until: list[float] = []
 
-    async def stall(body: bytes) -> tuple[int, bytes]:
+    async def stall(body: bytes, _: bytes) -> tuple[int, bytes]:
         if body == b"stall" and not stalled_until:
             time.sleep(0.3)  # the whole server blocks
             stalled_until.append(asyncio.get_running_loop().time())
@@ -157,7 +152,7 @@ def test_every_request_waiting_for_a_stalled_server_is_charged_for_it() -> None:
 
 
 def test_refused_and_broken_requests_are_counted_and_never_dropped() -> None:
-    async def by_name(body: bytes) -> tuple[int, bytes]:
+    async def by_name(body: bytes, _: bytes) -> tuple[int, bytes]:
         return int(body), b'{"degraded":true}' if body == b"200" else b"{}"
 
     kinds = [b"200", b"429", b"503", b"500", b"-1"]
@@ -172,7 +167,7 @@ def test_refused_and_broken_requests_are_counted_and_never_dropped() -> None:
 
 
 def test_a_missing_answer_counts_as_waited_until_the_end() -> None:
-    async def never(body: bytes) -> tuple[int, bytes]:
+    async def never(body: bytes, _: bytes) -> tuple[int, bytes]:
         await asyncio.sleep(1e6 if body == b"lost" else 0)
         return 200, body
 
@@ -191,7 +186,7 @@ def test_prefetches_are_sent_as_such() -> None:
         heads.append(b"\r\nx-priority: prefetch\r\n" in head)
         return 200, body
 
-    with http_server(with_head=note) as url:
+    with http_server(note) as url:
         plan = replace(PLAN, url=url, warm_up=0, requests=3, rate=0)
         ask(replace(plan, prefetch=True), b"a")
         ask(plan, b"a")
@@ -208,7 +203,7 @@ def test_a_load_holds_its_start_time() -> None:
 def test_the_connection_limit_holds_and_the_wait_counts() -> None:
     inside, most = 0, 0
 
-    async def slow(body: bytes) -> tuple[int, bytes]:
+    async def slow(body: bytes, _: bytes) -> tuple[int, bytes]:
         nonlocal inside, most
         inside, most = inside + 1, max(most, inside + 1)
         await asyncio.sleep(0.03)
@@ -301,7 +296,7 @@ def best_sellers(tmp_path: Path) -> str:
 
 def test_the_load_can_go_through_our_client(best_sellers: str) -> None:
     bodies = [orjson.dumps({"basket": [f"i{n}"], "user_id": "u", "k": 1}) for n in range(7)]
-    with http_server(with_head=recommended) as url:
+    with http_server(recommended) as url:
         plan = replace(PLAN, url=f"client+{url.removesuffix('/ask')}", best_sellers=best_sellers)
         load = ask(replace(plan, deadline_ms=20_000.0), *bodies)
     assert load.answered.all()
@@ -328,7 +323,7 @@ def test_an_open_loop_ends_on_request(tmp_path: Path) -> None:
     over = tmp_path / "over"
     came: list[bytes] = []
 
-    async def tell(body: bytes) -> tuple[int, bytes]:
+    async def tell(body: bytes, _: bytes) -> tuple[int, bytes]:
         came.append(body)
         if len(came) == 10:
             over.touch()

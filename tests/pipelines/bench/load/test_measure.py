@@ -58,11 +58,13 @@ class Generator:
         return self._loads[min(len(self.plans), len(self._loads)) - 1]
 
 
-def load_of(client_ms: Sequence[float], degraded: Sequence[int] = ()) -> Load:
-    """Return the load of so many requests, all answered; some of them degraded."""
+def load_of(
+    client_ms: Sequence[float], degraded: Sequence[int] = (), due_s: Sequence[float] | None = None
+) -> Load:
+    """Return the load of so many requests, ten a second, all answered; some of them degraded."""
     ms = np.array(client_ms, float)
     flags = np.isin(np.arange(len(ms)), degraded)
-    due = np.arange(len(ms)) / 10.0
+    due = np.arange(len(ms)) / 10.0 if due_s is None else np.array(due_s)
     return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags)
 
 

@@ -1,7 +1,6 @@
 """A command that prints its ready line -> processor time and memory of its processes."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from pipelines.bench.load.measured_server import MeasuredServer, processes_of, started
 from serving.settings import Settings
 from tests.chaos.listening import http_answers
+from tests.chaos.procs import eventually
 
 BUSY = """
 import subprocess, sys, time
@@ -34,10 +34,7 @@ def test_a_server_is_measured_with_its_children_and_ends_with_them(tmp_path: Pat
         assert 0 < memory["pss"] <= memory["rss"]
         assert 0 < memory["anonymous"] < memory["rss"]
     assert server.process.returncode is not None
-    until = time.monotonic() + 60  # a signal is on its way for a moment
-    while any(_is_alive(process) for process in family) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(_is_alive(process) for process in family)
+    eventually(lambda: not any(map(_is_alive, family)))  # a signal is on its way for a moment
 
 
 @pytest.mark.slow

@@ -2,24 +2,14 @@
 
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from pipelines.bench.load.arms import Arm
 from pipelines.bench.load.capacity_search import Capacity
-from pipelines.bench.load.connections import OK
-from pipelines.bench.load.generator import Load
 from pipelines.bench.load.measure import ArmRun
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.rows import choosing_of, pooled_row, ratios, stages_of
-
-
-def load_of(ms: list[float], due_s: list[float], degraded: list[int]) -> Load:
-    """Return a load of so many requests, all answered; some of them degraded."""
-    count = len(ms)
-    flags = np.isin(np.arange(count), degraded)
-    status = np.full(count, OK)
-    return Load(np.array(due_s), np.array(ms), np.zeros(count), status, flags)
+from tests.pipelines.bench.load.test_measure import load_of
 
 
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
@@ -63,19 +53,19 @@ def test_overload_counts_full_answers_in_time_over_the_time_they_were_due() -> N
     due = [number / 30 for number in range(301)]
     kinds = [number % 10 for number in range(301)]  # below 3: in full; below 7: degraded; else late
     ms = [5.0 if kind < 7 else 9_000.0 for kind in kinds]
-    load = load_of(ms, due, [number for number, kind in enumerate(kinds) if 3 <= kind < 7])
+    load = load_of(ms, [number for number, kind in enumerate(kinds) if 3 <= kind < 7], due)
     run = run_of([1.0], 10.0, half=[load], overload=load)
     found = pooled_row([run], 50.0)["overload"]
     assert found["goodput_ratio"] == pytest.approx(0.9, rel=0.02)
     assert found["degraded_ratio"] == pytest.approx(1.2, rel=0.02)
-    run.overload = load_of([5.0] * 5, [0.0, 0.01, 0.02, 0.03, 0.04], [])
+    run.overload = load_of([5.0] * 5, due_s=[0.0, 0.01, 0.02, 0.03, 0.04])
     few = pooled_row([run], 50.0)["overload"]
     assert few["goodput_ratio"] is None, "five requests came together by chance"
     assert few["requests"] == 5
 
 
 def test_half_load_pools_the_requests_of_all_rounds() -> None:
-    loads = [load_of([1.0] * 60, [n / 10 for n in range(60)], []) for _ in range(2)]
+    loads = [load_of([1.0] * 60)] * 2
     row = pooled_row([run_of([1.0], 20.0, half=loads)], 50.0)
     assert (row["half"]["rate"], row["half"]["requests"]) == (10.0, 120)
     assert row["half"]["ms"]["p99"] == 1.0
