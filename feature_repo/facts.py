@@ -77,6 +77,12 @@ class Fact:
         return b"%016d%b\x00%b" % (round(self.at * 1e6), self.fact_id.encode(), self.to_json())
 
 
+def user_of(key: str) -> str | None:
+    """Return the user that a fact with this key is for; None: every user, or the key is that of no fact."""
+    parts = key.split(_SEPARATOR)
+    return parts[3] or None if len(parts) > 3 else None
+
+
 def unranked(ranked: bytes) -> bytes:
     """Return the JSON object in the bytes of `Fact.ranked`."""
     return ranked[ranked.index(b"\x00") + 1 :]

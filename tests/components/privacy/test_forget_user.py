@@ -43,7 +43,7 @@ from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 from tests.chaos.procs import eventually
-from tests.feature_repo.stream.test_stream import produce, streaming
+from tests.feature_repo.stream.test_stream import Place
 
 USER, LONGER = "user-000", "user-0007"  # of which the first is the beginning
 NOW = 1.75e9  # the user's last event in these homes; everything lies before the test's own clock
@@ -453,21 +453,22 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_a_running_stream_brings_nothing_back_and_takes_new_events(
     broker: Any, url: str, tmp_path: Path, toy_line: Path
 ) -> None:
-    home, kafka = tmp_path / "streamed", KafkaSettings(bootstrap=broker.bootstrap)
+    home = tmp_path / "streamed"
+    place = Place(home, url, KafkaSettings(bootstrap=broker.bootstrap))
     events = read_dataset(toy_line / "dataset").events
     chosen = events[events["user_id"].isin([USER, "user-001"])].reset_index(drop=True)
     own = int((chosen["user_id"] == USER).sum())
-    with quiet_feast(), streaming(home, url, kafka) as stream:
-        produce(kafka, chosen)
+    with quiet_feast(), place.streaming() as stream:
+        place.produce(chosen)
         wait_for(lambda: stream.counts.events == len(chosen), "the events")
         settings = settings_of(home, store_url=url)
-        while_busy = producing(kafka, chosen)  # again, while the user is being forgotten
+        while_busy = producing(place, chosen)  # again, while the user is being forgotten
         report = forget_user(settings, USER)
         while_busy()
         assert places(report)["online store"][0] > 10
         assert report.exit_code == 0
         wait_for(lambda: stream.counts.events + stream.counts.forgotten == 2 * len(chosen), "the repetition")
-        produce(kafka, chosen)
+        place.produce(chosen)
         wait_for(lambda: stream.counts.events + stream.counts.forgotten == 3 * len(chosen), "the next one")
         assert own <= stream.counts.forgotten <= 2 * own
         new = (
@@ -475,7 +476,7 @@ def test_a_running_stream_brings_nothing_back_and_takes_new_events(
             .iloc[:1]
             .assign(event_id="new", basket_id="new", at=pd.Timestamp.now("UTC").as_unit("us"))
         )
-        produce(kafka, new)
+        place.produce(new)
         archive = home / "offline_store" / EVENTS
         wait_for(lambda: read_archive(archive, [USER])["event_id"].to_pylist() == ["new"], "the new event")
         rows = OnlineRows(lambda: open_feature_store(home, url)).get([USER, "user-001"])
@@ -484,8 +485,8 @@ def test_a_running_stream_brings_nothing_back_and_takes_new_events(
         assert set(read_archive(archive)["user_id"].to_pylist()) == {USER, "user-001"}
 
 
-def producing(kafka: KafkaSettings, events: pd.DataFrame) -> Callable[[], None]:
-    thread = threading.Thread(target=produce, args=(kafka, events))
+def producing(place: Place, events: pd.DataFrame) -> Callable[[], None]:
+    thread = threading.Thread(target=place.produce, args=(events,))
     thread.start()
     return thread.join
 
@@ -496,7 +497,8 @@ def test_a_stream_that_starts_again_goes_on_behind_a_forgotten_event(
     broker: Any, url: str, tmp_path: Path, toy_line: Path
 ) -> None:
     """The partition's last event was the user's: it is gone, and the log is still known as the same."""
-    home, kafka = tmp_path / "streamed", KafkaSettings(bootstrap=broker.bootstrap)
+    home = tmp_path / "streamed"
+    place = Place(home, url, KafkaSettings(bootstrap=broker.bootstrap))
     archive = home / "offline_store" / EVENTS
     events = read_dataset(toy_line / "dataset").events
     # librdkafka's own partitioner: the checksum of the key.
@@ -507,15 +509,15 @@ def test_a_stream_that_starts_again_goes_on_behind_a_forgotten_event(
     )
     one, other = (events[events["user_id"] == user] for user in (neighbour, USER))
     both = pd.concat([one, other], ignore_index=True)
-    with quiet_feast(), streaming(home, url, kafka) as first:
-        produce(kafka, both)
+    with quiet_feast(), place.streaming() as first:
+        place.produce(both)
         wait_for(lambda: len(read_archive(archive)) == len(both), "the archive")
         assert first.counts.events == len(both)
     assert len(last_events(archive, range(4))) == 1
     forget_user(settings_of(home), USER)
     assert [version for version, _ in last_events(archive, range(4)).values()] == [len(one) - 1]
-    with quiet_feast(), streaming(home, url, kafka) as second:
-        produce(kafka, both)
+    with quiet_feast(), place.streaming() as second:
+        place.produce(both)
         wait_for(lambda: second.counts.forgotten == len(other), "the events again")
         assert {*second._generation.values()} == {0}  # the log is the one that it was
     assert read_archive(archive)["user_id"].to_pylist() == [neighbour] * len(one)
