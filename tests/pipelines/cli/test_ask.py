@@ -1,7 +1,6 @@
 """Commands that answer and explain, on a small champion."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +73,6 @@ def test_an_invalid_question_is_refused_before_the_bundle_is_opened(
         ["recommend", "--basket", "1000010,Type 4"],
         ["why", "type 4"],
         ["why", "1000010", "--basket", "tipe 4"],
-        ["rules", "preview", "--file", os.devnull, "--basket", "type 4"],
     ],
     ids=" ".join,
 )

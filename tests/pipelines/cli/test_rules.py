@@ -35,3 +35,9 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.Mo
     done = reco(tmp_path, "rules", "init")
     assert (done.exit_code, "No space left" in done.output) == (3, True)
     assert not list(tmp_path.glob("*rules*"))
+
+
+def test_an_unknown_item_is_refused(shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("{}")
+    done = reco(shop, "rules", "preview", "--file", str(tmp_path / "rules.yaml"), "--basket", "type 4")
+    assert (done.exit_code, "did you mean 1000004 type 4?" in done.output) == (2, True)
