@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from serving.answer.recommender import Recommender
-from serving.checkout.checkout import Checkout, Turn
+from serving.checkout.checkout import Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
-from serving.schemas import Request, Response
+from serving.schemas import Request
 from serving.stores.circuit_breaker import FAILURES
 from serving.stores.online_features import open_store
 from tests.serving.conftest import Running, call, metric
@@ -294,33 +294,12 @@ async def within(condition: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_killed_ranker_is_skipped_and_used_again_after_its_return(recommender: Recommender) -> None:
+async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: Recommender) -> None:
+    """The drill `ranker-killed` of `pipelines.drills` has the answers meanwhile."""
+
     def opened() -> float:
         return metric("reco_breaker_open", dependency="ranker")
 
-    async with ranking(Ranker(recommender)) as (elsewhere, ranker):
-        checkout = Checkout(recommender, 60_000, ranker.rank)
-
-        async def ask() -> Response:
-            return await checkout.answer(REQUEST, call(60))
-
-        assert (await ask()).rung == "full"
-        await elsewhere.kill()
-        answers = [await ask() for _ in range(20)]  # each long before its deadline of a minute
-        assert {answer.degraded_reason for answer in answers} == {"ranker_unavailable"}
-        assert (ranker.breaker.is_open, opened()) == (True, 1)
-        elsewhere.ready = False
-        await elsewhere.start()
-        await asyncio.sleep(0.5)
-        assert ranker.breaker.is_open, "its model is not ready"
-        elsewhere.ready = True
-        await within(lambda: not ranker.breaker.is_open)
-        assert opened() == 0
-        again = await ask()
-        assert (again.rung, again.items) == ("full", recommender.recommend(REQUEST).items)
-
-
-async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: Recommender) -> None:
     async with ranking(Ranker(recommender)) as (elsewhere, ranker):
         await ranker.rank(turn(recommender))
         elsewhere.wait_s = 30.0
@@ -333,10 +312,13 @@ async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: R
         with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
             await ranker.rank(turn(recommender))
         await asyncio.sleep(1.5)  # a probe hangs as well
-        assert ranker.breaker.is_open
+        assert (ranker.breaker.is_open, opened()) == (True, 1)
         assert elsewhere.asked == asked
-        elsewhere.wait_s = 0.0
-        await within(lambda: not ranker.breaker.is_open)
+        elsewhere.wait_s, elsewhere.ready = 0.0, False
+        await asyncio.sleep(0.5)
+        assert ranker.breaker.is_open, "its model is not ready"
+        elsewhere.ready = True
+        await within(lambda: not ranker.breaker.is_open and opened() == 0)
         assert len(await ranker.rank(turn(recommender))) > 50
 
 

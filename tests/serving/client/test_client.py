@@ -540,13 +540,6 @@ def test_a_strict_client_raises(serve: Serve, ask: Ask) -> None:
 # ------------------------------------------------------------------------------- threads, connections
 
 
-def test_a_connection_is_used_again(serve: Serve) -> None:
-    server = serve(good)
-    with Client(server.url, BEST, deadline_ms=PATIENT_MS) as asking:
-        assert not any(asking.recommend([]).degraded for _ in range(10))
-    assert (len(server.requests), server.connections) == (10, 1)
-
-
 def test_callers_together_share_a_thread_and_few_connections(serve: Serve) -> None:
     server, replies = serve(always(NEVER)), list[Recommendations]()
     asking = Client(server.url, BEST, deadline_ms=PATIENT_MS)
