@@ -232,8 +232,8 @@ def test_events_after_a_base_change_no_examples_before_it(tmp_path: Path) -> Non
     for name, events in {"whole": data.events, "early": data.events[~late], "poisoned": poisoned}.items():
         params = {"windows": 2, "stranger_ratio": 0.0}
         fitted_on = "" if name == "whole" else "whole"
-        world = Dataset(events, data.items, {"name": name})
-        made.append(read_ranker_examples(built(tmp_path, name, world, cut, params, fitted_on), "train"))
+        shop = Dataset(events, data.items, {"name": name})
+        made.append(read_ranker_examples(built(tmp_path, name, shop, cut, params, fitted_on), "train"))
     whole, early, poison = made
     assert 0 < len(early.label) < len(whole.label)
     rows, lists = len(early.label), len(early.start) - 1
