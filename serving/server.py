@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     if given.bundle is None and given.home is None:
         parser.error("expected --bundle DIR or --home DIR")
     os.umask(0o077)  # the prediction log names shoppers
-    # Read when Arrow is loaded, which nothing above does: its own allocator keeps what the log has freed.
+    # Read when Arrow is loaded, later than here: its own allocator keeps memory that the log has freed.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if given.forks is not None:
         return _fork_children(given.forks, given.home)

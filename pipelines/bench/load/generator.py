@@ -121,7 +121,7 @@ def bodies_of(requests: Sequence[Mapping[str, Any]], wrapped: bool = True) -> li
     """Return request lines as bodies: of V1 if they are wrapped, else as the client takes them.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no request was given.
     """
     if not requests:
         raise ValueError("no requests to ask: give at least one request line")
