@@ -2,6 +2,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 from prometheus_client import REGISTRY
 
@@ -36,6 +37,15 @@ def test_every_expected_error_is_listed_with_its_exit_code() -> None:
         assert re.search(rf"^\| [1-4] \| `{name}` \| .+ \|", page, re.MULTILINE), name
     assert [exit_code(name) for name in ("NoChampion", "GateFailed", "Conflict")] == [2, 1, 4]
     assert exit_code("DeadlineNear") == RecommendError.exit_code, "inherited"
+
+
+def test_every_option_of_a_command_is_listed() -> None:
+    page = reference.commands_page()
+    for path, command in reference.commands(reference.program()):
+        section = page.split(f"## `reco {' '.join(path)}`\n")[1].split("\n## ")[0]
+        for option in command.params:
+            if isinstance(option, click.Option) and option.name not in {"home", "output", "debug"}:
+                assert option.hidden or f"`{option.opts[-1]}`" in section, (path, option.opts)
 
 
 def test_every_metric_of_ours_is_listed() -> None:

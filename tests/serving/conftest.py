@@ -212,7 +212,9 @@ def refused_start(bundle: Path, settings: Settings, **environment: str) -> tuple
 
 
 def metric(name: str, **labels: str) -> float:
-    """The value of a metric in this process; 0 before it counts for the first time."""
+    """The value of a metric in this process; 0 before it counts for the first time with these labels."""
+    names = {family.name for family in REGISTRY.collect()}
+    assert name.removesuffix("_total").removesuffix("_sum").removesuffix("_count") in names, "no such metric"
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 

@@ -148,6 +148,15 @@ def test_the_bytes_are_those_of_the_docstring(bits: int, a_row: float) -> None:
     assert stored_bytes(quantize_tables(looked_up(weight), bits)) == 4 * ROWS_A_BLOCK * a_row
 
 
+@pytest.mark.parametrize("columns", [8, 16, 64])
+def test_four_bits_are_eight_times_smaller_in_the_file(columns: int) -> None:
+    """Measured on the serialised file, scales included, for a table of a shop's size."""
+    model = looked_up(random_table(10_000, columns).numpy())
+    made = quantize_tables(model, 4)
+    assert stored_bytes(model) / stored_bytes(made) >= 7.9
+    assert len(model.SerializeToString()) / len(made.SerializeToString()) >= 7.8
+
+
 def test_only_tables_that_rows_are_looked_up_in_are_found() -> None:
     model = looked_up(random_table(5, 8).numpy(), more=np.eye(8, dtype=np.float32))
     assert table_names(model) == ["table"]

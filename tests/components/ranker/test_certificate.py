@@ -223,7 +223,7 @@ def chain(good: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_chain_is_whole_and_each_parent_comes_first(
     chain: list[dict[str, Any]], order: tuple[int, ...], graph: str, told: list[str]
 ) -> None:
-    assert check_chain([chain[i] for i in order], graph)[:1] == told
+    assert check_chain([chain[i] for i in order], graph) == told
 
 
 @pytest.mark.parametrize(("number", "parents"), [(0, ["b"]), (2, [])])

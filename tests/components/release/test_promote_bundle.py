@@ -15,7 +15,7 @@ import components.release.promote_bundle as promote_module
 from components.home import Conflict
 from components.release.gate import GateFailed, compare
 from components.release.history import HistoryBroken
-from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback
+from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback, verified_history
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryUnreachable
 from components.release.signing import sign
@@ -281,6 +281,14 @@ def test_the_champion_itself_is_no_way_back(world: World) -> None:
     assert world.rollback()["version"] == "1"
     with pytest.raises(NoChampion, match="no champion before 1"):
         world.rollback()
+
+
+def test_a_home_may_promote_in_two_registries(world: World, tmp_path: Path) -> None:
+    world.register("one")
+    world.promote()
+    other = Registry(f"sqlite:///{tmp_path}/another/mlflow.db", NAME)
+    assert verified_history(other, world.home) == []
+    assert len(verified_history(Registry(world.uri, NAME), world.home)) == 1
 
 
 def test_an_alias_set_by_hand_before_any_promotion_is_removed(world: World) -> None:

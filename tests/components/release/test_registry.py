@@ -28,7 +28,7 @@ NO_URL = ("http://user:secret@127.0.0.1:abc", "http://user:se@secret@127.0.0.1:a
     [
         *((uri, RegistryRefused, "expected sqlite:///PATH") for uri in NO_SCHEME),
         *((uri, RegistryUnreachable, "correct the tracking URI") for uri in NO_URL),
-        ("http://user:secret@127.0.0.1:9", RegistryUnreachable, "nothing was changed"),
+        ("http://user:secret@127.0.0.1:1", RegistryUnreachable, "nothing was changed"),
     ],
 )
 def test_an_address_without_a_registry_is_named_in_seconds_without_its_password(

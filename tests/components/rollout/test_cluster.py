@@ -41,7 +41,10 @@ def test_a_refusal_has_its_kind(status: int, error: type[Exception], says: str) 
 
 
 @pytest.mark.parametrize("status", [0, 429, 503])
-def test_a_read_and_a_patch_are_repeated_after_a_fault_that_passes(status: int) -> None:
+def test_a_read_and_a_patch_are_repeated_after_a_fault_that_passes(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("components.rollout.cluster.PAUSE_S", 0.0)
     calls: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

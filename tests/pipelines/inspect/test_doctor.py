@@ -245,7 +245,9 @@ def test_a_port_in_use_is_reported(tmp_path: Path, family: socket.AddressFamily,
         try:
             taken.bind((host, 0))
         except OSError:
-            pytest.skip(f"this machine has no {host}")
+            if family == socket.AF_INET:
+                raise
+            pytest.skip("no IPv6 on this machine")
         taken.listen()
         port = taken.getsockname()[1]
         found = look(tmp_path, http_port=port, host=host)[f"port {port}"]

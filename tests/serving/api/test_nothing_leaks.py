@@ -80,10 +80,14 @@ def refused_bodies(client: httpx.Client) -> Iterator[httpx.Response]:
         for field in ("user_id", "store_id", "request_id", "profile", "at", "k", "basket"):
             yield client.post(OWN, json={**basket, field: text})
             yield client.post(V1, json={"instances": [{**basket, field: text}]})
-        yield client.post(OWN, json={"basket": [text]})
-        yield client.post(OWN, json={**basket, text: 1})
-        yield client.post(V1, json={"instances": [{**basket, text: 1}]})
-        yield client.post(OWN, json={**basket, f"x` - at `$.instances[5].{text}": 1})
+        for spoilt in (
+            {"basket": [text]},
+            {**basket, text: 1},
+            {**basket, f"x` - at `$.instances[5].{text}": 1},
+            text,
+        ):
+            yield client.post(OWN, json=spoilt)
+            yield client.post(V1, json={"instances": [spoilt]})
         yield client.post(V2, json=tensors(basket=[text]))
         yield client.post(V2, json={**tensors(**{text: "x"}), text: text})
     yield client.post(OWN, content=f'{{"basket": ["{CANARY}"'.encode())

@@ -200,6 +200,16 @@ def test_lists_stored_together_do_not_expire_together() -> None:
 # ------------------------------------------------------------------------------------------- bounds
 
 
+def test_the_least_recently_used_lists_make_room() -> None:
+    cache = AnswerCache(max_bytes=3 * list_of().size_bytes)
+    first, second, third, fourth = keys(4)
+    for key in (first, second, third):
+        cache.put(key, list_of())
+    assert cache.get(first) is not None
+    cache.put(fourth, list_of())
+    assert [cache.get(key) is not None for key in (first, second, third, fourth)] == [True, False, True, True]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 60)), max_size=200))
 def test_the_cache_keeps_its_bound_and_returns_no_other_key_s_list(acts: list[tuple[bool, int, int]]) -> None:

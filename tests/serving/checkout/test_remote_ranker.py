@@ -98,6 +98,7 @@ class Ranker:
     asked: int = 0
     wait_s: float = 0.0
     ready: bool = True
+    unready: int = 0  # probes that were answered so
     refuses: bool = False
     cut: int = 0  # bytes that are missing at the end of the scores
     _server: Any = None
@@ -136,6 +137,7 @@ class Ranker:
 
         async def is_ready(request: Any, context: Any) -> Any:
             await asyncio.sleep(self.wait_s)
+            self.unready += not self.ready
             return pb.ModelReadyResponse(ready=self.ready)
 
         methods = {
@@ -315,7 +317,7 @@ async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: R
         assert (ranker.breaker.is_open, opened()) == (True, 1)
         assert elsewhere.asked == asked
         elsewhere.wait_s, elsewhere.ready = 0.0, False
-        await asyncio.sleep(0.5)
+        await within(lambda: elsewhere.unready >= 2)
         assert ranker.breaker.is_open, "its model is not ready"
         elsewhere.ready = True
         await within(lambda: not ranker.breaker.is_open and opened() == 0)

@@ -54,9 +54,14 @@ def test_a_row_with_an_impossible_line_is_invalid(good: UserEvents, column: str,
     for line, value in itertools.product(range(len(good)), values):
         with pytest.raises(ValueError, match="it is damaged"):
             unpack(spoilt(good, column, line, value))
-    for line, value in ((2, 1.0), (0, 1e308)):  # before the line before it, and after the next one
-        with pytest.raises(ValueError, match="it is damaged"):
-            unpack(spoilt(good, "at", line, value))
+
+
+@pytest.mark.parametrize(("line", "at"), [(2, 1.0), (0, 1e308)], ids=["before its predecessor", "after all"])
+def test_a_row_whose_lines_are_not_in_the_order_of_time_is_invalid(
+    good: UserEvents, line: int, at: float
+) -> None:
+    with pytest.raises(ValueError, match="it is damaged"):
+        unpack(spoilt(good, "at", line, at))
 
 
 def answer_of(bundle: Bundle, row: bytes | None) -> Response:

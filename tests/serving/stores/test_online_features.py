@@ -65,11 +65,17 @@ def test_open_store_knows_its_urls(url: str, kind: type[OnlineStore]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["", "mysql://root:secret@host", "sqlite:///", "sqlite://x", "redis", "redis+sentinel://:secret@a:1"],
+    ("url", "says"),
+    [
+        *(
+            (url, "no online store for a")
+            for url in ("", "mysql://root:secret@host", "sqlite:///", "sqlite://x", "redis")
+        ),
+        ("redis+sentinel://:secret@a:1", "names no service"),
+    ],
 )
-def test_open_store_refuses_other_urls_without_showing_passwords(url: str) -> None:
-    with pytest.raises(ValueError, match=r"no online store for a|names no service") as caught:
+def test_open_store_refuses_other_urls_without_showing_passwords(url: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
 

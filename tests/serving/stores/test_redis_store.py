@@ -1,9 +1,12 @@
-"""A real server: every way to log in. `pipelines.drills` stops it, freezes it, and cuts its replies."""
+"""A real server: every way to log in, and every way in which it can fail."""
 
+import asyncio
+import os
+import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from pipelines.drills.fault_proxy import Proxy
 from serving.errors import FeaturesLate, FeaturesUnavailable, RowInvalid
 from serving.stores.online_features import (
     FAIR,
+    GuardedStore,
     OnlineStore,
     RedisStore,
     UserRow,
@@ -33,6 +37,12 @@ def server(tmp_path: Path) -> Iterator[Valkey]:
         with server.client() as client:
             put_row(client, "42")
         yield server
+
+
+@pytest.fixture
+def proxy(server: Valkey) -> Iterator[Proxy]:
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        yield proxy
 
 
 def url_of(place: Valkey | Proxy) -> str:
@@ -212,9 +222,77 @@ def test_an_invalid_row_is_no_store_failure(server: Valkey) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_read_has_time_for_a_slow_connection(server: Valkey) -> None:
-    """The warm-up, before which no endpoint is ready; the reads after it keep to their time-out."""
-    with Proxy(("127.0.0.1", server.port)) as proxy:
+class TestFaults:
+    @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+    def test_a_frozen_or_killed_server_blocks_no_read_and_is_found_again(
+        self, fault: signal.Signals, server: Valkey
+    ) -> None:
+        store = open_store(url_of(server))
+        assert isinstance(store, GuardedStore)
+        warm_up(store)
+        server.process.send_signal(fault)
+        time.sleep(0.1)
+        rows = reads(store, 200)
+        assert rows == ["unavailable"] * 200
+        assert store._breaker.is_open
+        if fault == signal.SIGSTOP:
+            server.process.send_signal(signal.SIGCONT)
+        else:
+            server.restart()
+        eventually(lambda: reads(store, 1) in ([ROW_42], [None]))
+        store.close()
+
+    def test_a_restart_between_two_reads_fails_no_read(self, server: Valkey) -> None:
+        store = RedisStore(url_of(server), timeout_ms=1_000)
+        assert store.read("42") == ROW_42
+        server.restart()
+        assert store.read("42") is None, "it kept nothing, but it answered"
+        store.close()
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda proxy: setattr(proxy, "latency_s", lambda: 0.2),
+            lambda proxy: setattr(proxy, "latency_s", lambda: 5.0),
+            lambda proxy: setattr(proxy, "drip", (1, 0.004)),
+            lambda proxy: setattr(proxy, "limit_bytes", 3),
+            lambda proxy: setattr(proxy, "frozen", True),
+            lambda proxy: (proxy.refuse(), proxy.reset_peer()),
+        ],
+        ids=["200 ms late", "5 s late", "drips", "half answers", "accepts and never answers", "refuses"],
+    )
+    def test_a_corrupt_answer_is_dropped_in_time_without_open_sockets(
+        self, spoil: Callable[[Proxy], None], proxy: Proxy
+    ) -> None:
+        store = RedisStore(url_of(proxy))
+
+        async def read() -> UserRow | str | None:
+            try:
+                return await store.fetch("42")
+            except FeaturesUnavailable:
+                return "unavailable"
+
+        async def spoilt_and_healed() -> None:
+            while await read() != ROW_42:
+                pass
+            spoil(proxy)
+            before = len(os.listdir("/proc/self/fd"))
+            assert [await read() for _ in range(60)] == ["unavailable"] * 60
+            # A connection being opened fails within half a second; the proxy's own ends are in this process.
+            proxy.reset_peer()
+            while len(os.listdir("/proc/self/fd")) > before + 3:
+                await asyncio.sleep(0.01)
+            proxy.heal()
+            if proxy._listener.fileno() < 0:
+                proxy.listen()
+            while await read() != ROW_42:
+                pass
+            await store.aclose()
+
+        asyncio.run(asyncio.wait_for(spoilt_and_healed(), 60))
+
+    def test_the_first_read_has_time_for_a_slow_connection(self, proxy: Proxy) -> None:
+        """The warm-up, before which no endpoint is ready; the reads after it keep to their time-out."""
         proxy.latency_s = lambda: 0.03
         store = RedisStore(url_of(proxy))
         assert store.read("42") == ROW_42
