@@ -216,7 +216,11 @@ def chain(good: dict[str, Any]) -> list[dict[str, Any]]:
         ((0, 1, 2, 3), "e", ["the last certificate is of d, the graph is e"]),
         ((0, 2, 3), "d", ["distill_ranker -> c: no certificate of its parent b"]),
         ((0, 1, 3), "d", ["compile_ranker -> d: no certificate of its parent c"]),
-        ((2, 0, 1, 3), "d", ["distill_ranker -> c: no certificate of its parent a"]),
+        (
+            (2, 0, 1, 3),
+            "d",
+            [f"distill_ranker -> c: no certificate of its parent {parent}" for parent in "ab"],
+        ),
     ],
     ids=["whole", "empty", "to another graph", "a parent less", "a link less", "a parent too late"],
 )
