@@ -117,8 +117,8 @@ def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
     """Prices, counts and ages: NaN becomes 0, and values that are too large are clipped."""
     with np.errstate(all="ignore"):
         broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
-    names = ("price", "discount_ratio", "purchases_4w", "purchases_13w", "repeat_ratio")
-    names += ("interval_days", "age_days")
+    names = ["price", "discount_ratio", "purchases_4w", "purchases_13w", "repeat_ratio"]
+    names += ["interval_days", "age_days"]
     fields = {name: getattr(bundle.statistics, name) for name in Statistics.__dataclass_fields__}
     statistics = Statistics(**fields | dict.fromkeys(names, broken))
     worse = replace(bundle, statistics=statistics)
