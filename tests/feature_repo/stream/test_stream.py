@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,37 @@ def batch(events: pd.DataFrame) -> dict[str, bytes]:
     return {user: same(row) for user, row in rows_of(table_of(events))}
 
 
+@contextmanager
+def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]:
+    """Run a stream in a thread until the block ends."""
+    stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), settings)
+    stop, failed = threading.Event(), list[Exception]()
+
+    def work() -> None:
+        try:
+            stream.run(stop)
+        except Exception as error:  # noqa: BLE001 - of another thread: reported below
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
+        if failed:
+            raise failed[0]  # also when the block waited in vain: this is why
+    assert not thread.is_alive()
+
+
+def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
+    producer = Producer(client_config(settings))
+    for user, value in encode(events):
+        producer.produce(settings.events_topic, value, user)
+    assert producer.flush(WAIT_S) == 0
+
+
 @dataclass(frozen=True)
 class Place:
     """The home of a stream, its real store, and its broker if it has one."""
@@ -102,34 +133,11 @@ class Place:
         """Note a publication of features, which a stream sees at its next look."""
         (self.home / "online_store.json").write_text("{}")
 
-    @contextmanager
-    def streaming(self) -> Iterator[Stream]:
-        """Run a stream in a thread until the block ends."""
-        stream = Stream(self.home, self.rows(), self.settings)
-        stop, failed = threading.Event(), list[Exception]()
-
-        def work() -> None:
-            try:
-                stream.run(stop)
-            except Exception as error:  # noqa: BLE001 - of another thread: reported below
-                failed.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield stream
-        finally:
-            stop.set()
-            thread.join(WAIT_S)
-            if failed:
-                raise failed[0]  # also when the block waited in vain: this is why
-        assert not thread.is_alive()
+    def streaming(self) -> AbstractContextManager[Stream]:
+        return streaming(self.home, self.url, self.settings)
 
     def produce(self, events: pd.DataFrame) -> None:
-        producer = Producer(client_config(self.settings))
-        for user, value in encode(events):
-            producer.produce(self.settings.events_topic, value, user)
-        assert producer.flush(WAIT_S) == 0
+        produce(self.settings, events)
 
     def alone(self, partition: int) -> Stream:
         """A stream whose group has one partition and no broker; its turns are called by the test."""
