@@ -77,10 +77,10 @@ class Fact:
         return b"%016d%b\x00%b" % (round(self.at * 1e6), self.fact_id.encode(), self.to_json())
 
 
-def user_of(key: str) -> str | None:
-    """Return the user that a fact with this key is for; None: every user, or the key is that of no fact."""
-    parts = key.split(_SEPARATOR)
-    return parts[3] or None if len(parts) > 3 else None
+def subject_of(key: str) -> tuple[str, str | None, str | None]:
+    """Return item, store and user of the fact with a key, None for all; no item: the key is damaged."""
+    _, item_id, store_id, user_id, *_ = [*key.split(_SEPARATOR), "", "", "", ""]
+    return item_id, store_id or None, user_id or None
 
 
 def unranked(ranked: bytes) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from components.data.feast_store import reachable
 from feature_repo.aggregates import unpack
+from feature_repo.facts import Fact, subject_of
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from serving.redis.address import is_redis_url
 from serving.shop.fact_store import open_fact_store
@@ -107,9 +107,11 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
             return len(gone)
         found = [fact for fact in gone.values() if fact is not None]
         latest = max([time.time(), *(fact.at for fact in found)])
+        # The key of a damaged one still says where an endpoint may show it.
+        places = {(item_id, store_id) for item_id, store_id, user in map(subject_of, gone) if user == user_id}
         withdrawn = [
-            replace(fact, fact_id=uuid.uuid4().hex, value=None, at=latest, valid_from=None, valid_until=None)
-            for fact in {(fact.item_id, fact.store_id): fact for fact in found}.values()
+            Fact(uuid.uuid4().hex, "coupon", item_id, None, latest, store_id, user_id)
+            for item_id, store_id in sorted(places, key=str)
         ]
         store.write(withdrawn)
         time.sleep(4 * POLL_S)

@@ -47,7 +47,7 @@ def read_publication(home: Path) -> Publication | None:
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise PublicationDamaged(
             f"{file} does not say what the stores hold ({type(error).__name__}: {error}): "
             "`reco run` writes it again"

@@ -16,10 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -91,14 +90,15 @@ class FeatureBench:
         delivery = Delivery(self.kafka)
         speed = float(np.ptp(events["at"]) / pd.Timedelta(seconds=seconds)) if seconds else 0.0
         given = (events, self.kafka.events_topic, delivery, speed)
-        sender = threading.Thread(target=replay_events, args=given, daemon=True)
-        sender.start()
-        try:
-            yield
-        finally:
-            sender.join()
-            delivery.flush(WAIT_S)
-            delivery.close()
+        with ThreadPoolExecutor(1) as beside:
+            sent = beside.submit(replay_events, *given)
+            try:
+                yield
+                sent.result()
+            finally:
+                wait([sent])
+                delivery.flush(WAIT_S)
+                delivery.close()
 
     def wait_given(self) -> None:
         """Wait until the running stream has its partitions."""

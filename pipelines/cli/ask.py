@@ -62,7 +62,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
             failed += "error" in answer
             click.echo(json.dumps(answer))
         if failed:
-            context.say(f"reco: {counted(failed, 'invalid request')}; their answers say why")
+            context.say(f"reco: {counted(failed, 'invalid request')}; the answers say why")
             click.get_current_context().exit(1)
         return
     recommender = open_champion(context.settings(), line)

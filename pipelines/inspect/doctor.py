@@ -361,10 +361,12 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _is_taken(host: str, port: int) -> bool:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(address) == 0
+    for family, kind, _, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
+        with suppress(OSError), socket.socket(family, kind) as probe:  # without IPv6 it listens nowhere
+            probe.settimeout(0.5)
+            if probe.connect_ex(address) == 0:
+                return True
+    return False
 
 
 def _signals(url: str) -> Iterator[Finding]:

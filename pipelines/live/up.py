@@ -242,7 +242,7 @@ def _filled_with(note: Path) -> str:
     """Return the bundle whose features the store got; "" without a readable note: it gets them again."""
     try:
         return str(json.loads(note.read_bytes())["bundle_id"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
         return ""
 
 

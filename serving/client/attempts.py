@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 
@@ -172,7 +173,10 @@ class EndpointCaller:
             return await self._attempt(request)
         except NotAnswered as error:
             pause_s = error.retry_after_s
-            is_in_time = pause_s < request.deadline - time.monotonic()
+            needed_s = (
+                pause_s + self._fair_s if pause_s > 0 else 0.0
+            )  # an attempt that is cut off says nothing
+            is_in_time = needed_s < request.deadline - time.monotonic()
             if error.reason not in _RETRIED or not is_in_time or not self._budget.spend():
                 raise
         if pause_s > 0:
@@ -226,7 +230,8 @@ def _retry_after_s(text: str) -> float:
     if text.isdecimal():
         return float(text)
     try:
-        return parsedate_to_datetime(text).timestamp() - time.time()
+        asked = parsedate_to_datetime(text)
+        return (asked if asked.tzinfo else asked.replace(tzinfo=UTC)).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):
         return 0.0
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from feature_repo.facts import Fact, parse_fact, unranked, user_of, valid_facts
+from feature_repo.facts import Fact, parse_fact, subject_of, unranked, valid_facts
 from serving.errors import FactsUnavailable
 from serving.metrics import FACT_READS
 from serving.redis.address import parse_redis_url
@@ -106,7 +106,8 @@ class SqliteFactStore:
 
     def of_user(self, user_id: str) -> dict[str, Fact | None]:
         """Return by key the facts that are for one user alone; None is one that is damaged."""
-        return _facts_of(user_id, self._read("SELECT key, CAST(ranked AS BLOB) FROM facts"))
+        rows = self._read(_ROWS)
+        return _facts_of(user_id, ((key.decode(errors=_RAW), row) for key, row in rows))
 
     def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace, also from the free pages of the file."""
@@ -114,7 +115,7 @@ class SqliteFactStore:
             if not self._path.exists():
                 return
             connection = self._current(make=True)
-            connection.executemany("DELETE FROM facts WHERE key = ?", [(key,) for key in keys])
+            connection.executemany(_DELETE, [(key.encode(errors=_RAW),) for key in keys])
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -200,6 +201,8 @@ _KEEP = """
 INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
 WHERE excluded.ranked > facts.ranked"""
+_ROWS = "SELECT CAST(key AS BLOB), CAST(ranked AS BLOB) FROM facts"
+_DELETE = "DELETE FROM facts WHERE CAST(key AS BLOB) = ?"
 _CHANGED = "SELECT CAST(ranked AS BLOB), sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
 
 
@@ -344,8 +347,9 @@ def _facts_of(user_id: str, rows: Iterable[tuple[str, bytes]]) -> dict[str, Fact
     naming = b'"user_id":' + orjson.dumps(user_id)  # as `Fact.to_json` writes it
     own: dict[str, Fact | None] = {}
     for key, ranked in rows:
-        if user_of(key) == user_id or naming in ranked:
-            own[key] = next(iter(_parsed([ranked])), None)
+        if subject_of(key)[2] == user_id or naming in ranked:
+            fact = next(iter(_parsed([ranked])), None)
+            own[key] = fact if fact and (fact.key, fact.user_id) == (key, user_id) else None
     return own
 
 

@@ -129,11 +129,31 @@ def test_coupons_of_one_user_go_and_readers_see_them_expire(
 def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
     """Its key still names the user."""
     url = f"sqlite:///{tmp_path / 'facts.db'}"
+    heard: list[Fact] = []
     with closing(open_fact_store(url)) as store:
-        store.write([Fact(user, "coupon", "tea", "TEA", AT, None, user) for user in ("u1", "u10")])
+        store.write([Fact(user, "coupon", "tea", "TEA", AT, "s", user) for user in ("u1", "u10")])
+        last = store.changed_since(0)[1]
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
         file.execute("UPDATE facts SET ranked = substr(ranked, 1, 30)")
     assert erase_coupons(url, "u1", UNTIL, dry_run=True) == 1
-    assert erase_coupons(url, "u1", UNTIL) == 1
+    with reading(url, last, heard):
+        assert erase_coupons(url, "u1", UNTIL) == 1
+    assert [(fact.user_id, fact.item_id, fact.store_id, fact.value) for fact in heard] == [
+        ("u1", "tea", "s", None)
+    ], "an endpoint that read it while it was whole lets it go"
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
         assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
+
+
+def test_a_coupon_under_the_key_of_another_shopper_takes_none_of_theirs_along(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'facts.db'}"
+    bob, alice = (Fact(user, "coupon", "tea", "TEA", AT, None, user) for user in ("bob", "alice"))
+    withdrawn = Fact("w", "coupon", "tea", None, AT + 1, None, "alice")
+    with closing(open_fact_store(url)) as store:
+        store.write([bob, alice, withdrawn])
+        with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+            odd = bob.key.replace("TEA", "ODD")
+            file.execute("INSERT INTO facts VALUES (?, ?, 1)", (odd, alice.ranked()))
+        assert erase_coupons(url, "bob", UNTIL) == 2
+        left = store.changed_since(0)[0]
+    assert sorted(fact.fact_id for fact in left) == ["alice", "w"]

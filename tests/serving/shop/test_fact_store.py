@@ -95,8 +95,14 @@ def test_an_entry_that_is_no_fact_does_not_hide_the_facts_of_a_user(store: FactS
     store.write([own])
     put(store, tmp_path, {"stray": b"", "other": b'{"user_id":"u10"}'})
     if isinstance(store, RedisFactStore):
-        store._ask("HSET", "{checkout:facts}:ranked", b"\xff", b"")  # invalid UTF-8
-    assert store.of_user("u1") == {own.key: own}
+        store._ask("HSET", "{checkout:facts}:ranked", b"\xff", own.ranked())  # invalid UTF-8
+    else:
+        with closing(sqlite3.connect(tmp_path / "new" / "facts.db")) as file, file:
+            file.execute("INSERT INTO facts VALUES (CAST(x'ff' AS TEXT), ?, 3)", (own.ranked(),))
+            file.execute("INSERT INTO facts VALUES (x'fe', '', 4)")
+    assert store.of_user("u1") == {own.key: own, "\udcff": None}
+    store.remove(store.of_user("u1"))
+    assert store.of_user("u1") == {}
 
 
 def test_a_damaged_entry_that_names_a_user_can_be_removed(store: FactStore, tmp_path: Path) -> None:
