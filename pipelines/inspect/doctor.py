@@ -150,9 +150,9 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     try:
         champion = read_champion(settings.home)
     except NoChampion as error:
-        found, _, mend = str(error).partition(":")
+        found, _, mend = str(error).rpartition(": ")
         if (settings.home / "champion.json").exists():
-            yield Finding("champion", "fail", found, mend.strip(), "ChampionUnread")
+            yield Finding("champion", "fail", found, mend, "ChampionUnread")
         else:
             yield Finding("champion", "warn", found, "reco run")
         return

@@ -61,8 +61,11 @@ def read_champion(home: Path) -> Champion:
             "or point --home at one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        fault = f"{error.__class__.__name__}: {error}"
+        if isinstance(error, json.JSONDecodeError):  # its own words speak of columns and chars
+            fault = "it is no JSON"
         raise NoChampion(
-            f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
+            f"{file} is not a champion pointer ({fault}): "
             "write it again with `reco promote champion`"
         ) from error
     if not is_path(path):

@@ -90,6 +90,15 @@ def test_an_empty_home_has_missing_parts_and_no_broken_one(tmp_path: Path) -> No
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("content", ["broken", "{}", '{"bundle_id": "b1", "path": "/a: b"}'])
+def test_a_damaged_champion_s_remedy_is_whole(tmp_path: Path, content: str) -> None:
+    (tmp_path / "champion.json").write_text(content)
+    found = look(tmp_path)["champion"]
+    assert found.status == "fail"
+    assert found.found.startswith(f"{tmp_path / 'champion.json'} ")
+    assert found.mend in (f"write it again with `{command(tmp_path, 'promote champion')}`", "promote again")
+
+
 @pytest.mark.slow
 def test_a_flipped_byte_in_the_champion_is_found(home: Path) -> None:
     ranker = read_champion(home).bundle(home) / "ranker.onnx"

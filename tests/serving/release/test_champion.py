@@ -47,7 +47,7 @@ def test_the_error_names_the_command_that_makes_a_champion(tmp_path: Path) -> No
     ("content", "message"),
     [
         (None, "has no champion"),
-        ("", "not a champion pointer"),
+        ("", r"not a champion pointer \(it is no JSON\): write it again with `reco promote champion`"),
         ("[]", "not a champion pointer"),
         ('{"bundle_id": "b1"}', "not a champion pointer"),
         ('{"bundle_id": "b1", "path": 7}', "expected a directory under"),
