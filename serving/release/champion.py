@@ -34,6 +34,8 @@ class Champion:
             BundleInvalid: another bundle lies there, or none.
         """
         path = home / self.path
+        if not path.exists():
+            raise BundleInvalid(f"the champion's bundle {path} is gone: fetch it with `reco promote champion`")
         if (found := read_manifest(path)["bundle_id"]) != self.bundle_id:
             raise BundleInvalid(f"{path} is bundle {found}, expected {self.bundle_id}: promote it again")
         return path
