@@ -35,7 +35,7 @@ class Champion:
         """
         path = home / self.path
         if not path.exists():
-            raise BundleInvalid(f"the champion's bundle {path} is gone: fetch it with `reco promote champion`")
+            raise BundleInvalid(f"the champion's {path} is gone: fetch it with `reco promote champion`")
         if (found := read_manifest(path)["bundle_id"]) != self.bundle_id:
             raise BundleInvalid(f"{path} is bundle {found}, expected {self.bundle_id}: promote it again")
         return path
@@ -67,8 +67,7 @@ def read_champion(home: Path) -> Champion:
         if isinstance(error, json.JSONDecodeError):  # its own words speak of columns and chars
             fault = "it is no JSON"
         raise NoChampion(
-            f"{file} is not a champion pointer ({fault}): "
-            "write it again with `reco promote champion`"
+            f"{file} is not a champion pointer ({fault}): write it again with `reco promote champion`"
         ) from error
     if not is_path(path):
         raise NoChampion(f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again")
