@@ -100,8 +100,10 @@ def _is_held(lock: Path) -> bool:
 
 
 @contextmanager
-def locked(file: Path, doing: str) -> Iterator[None]:
+def locked(file: Path, doing: str, way_out: str = "wait for it and try again") -> Iterator[None]:
     """Hold a lock that ends with this process, however it ends.
+
+    `way_out` is what helps while another process holds it.
 
     Raises:
         Conflict: another process holds it; the message names the process and its work.
@@ -112,7 +114,7 @@ def locked(file: Path, doing: str) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         holder = file.read_text(encoding="utf-8").strip() or "another process"
-        raise Conflict(f"{holder} (lock {file}): wait for it and try again; nothing was changed") from error
+        raise Conflict(f"{holder} (lock {file}): {way_out}; nothing was changed") from error
     try:
         file.write_text(f"process {os.getpid()} is {doing}", encoding="utf-8")
         yield

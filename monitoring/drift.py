@@ -93,7 +93,8 @@ def drift_of_events(
         return event_tables(found, before), found.baskets["date"].nunique()
 
     end = window.until or data.events["at"].max().to_pydatetime()
-    return _check(tables_of, compared, (window, reference), end, report)
+    empty = "there is no purchase in the window: take an earlier or a longer one"
+    return _check(tables_of, compared, (window, reference), end, report, empty)
 
 
 def drift_of_log(
@@ -130,7 +131,9 @@ def drift_of_log(
         days = found["answered_at"].to_pandas().dt.normalize().nunique()
         return log_tables(found, expected, categories, embeddings), days
 
-    return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report)
+    empty = f"{log_dir} holds no answer to compare: start `reco serve` or `reco up`, and ask it"
+    empty += "; or take a longer window" if window != Window() else ""
+    return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, empty)
 
 
 def measure_drift(
@@ -156,6 +159,8 @@ def measure_drift(
         window = replace(window, since=(window.until or data.events["at"].max().to_pydatetime()) - WEEK)
     drift.mkdir(parents=True, exist_ok=True)
     verdict = drift_of_events(data, window, served_bundle(bundle), drift / REPORT)
+    if verdict.empty:  # a pipeline's artifact must be there
+        write_report(drift / REPORT, verdict.to_dict(), "")
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
     shutil.copyfile(drift / REPORT, page)
     show_numbers({f"psi.{one.name}": one.psi for one in verdict.columns if one.psi is not None}, numbers)
@@ -185,12 +190,18 @@ def _check(
     windows: tuple[Window, Window],
     end: datetime,
     report: Path | None,
+    empty: str,
 ) -> DriftVerdict:
-    """Judge a window against its reference; `end` is that of the window, also of one that is open."""
+    """Judge a window against its reference; `end` is that of the window, also of one that is open.
+
+    A window without a row has no report; `empty` says where rows come from.
+    """
     began = time.perf_counter()
     tables, days = tables_of(windows[0])
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
     too_short += "is needed: weekdays differ from each other; take a longer window"
+    if days == 0:
+        too_short, report = empty, None
     comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
     histograms = [c.histogram for c in comparisons if c.histogram is not None]
     measured = evidently_psi(histograms) if report and histograms else None

@@ -102,7 +102,8 @@ def up(
     # A gateway shows the counters on its own port.
     metrics = "" if wanted.slots else settings.metrics_address
     screen = Screen(context.home, context.output == "json", metrics=metrics)
-    with locked(context.home / "up.lock", "running `reco up`"):
+    way_out = "use its endpoint, or stop it with Ctrl-C in its terminal"  # it has no end of its own
+    with locked(context.home / "up.lock", "running `reco up`", way_out):
         (context.home / "up.json").unlink(missing_ok=True)  # left by a killed `reco up`
         if bootstrap:
             create_topics(replace(kafka, bootstrap=bootstrap))

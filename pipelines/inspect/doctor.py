@@ -21,6 +21,7 @@ from typing import Literal
 import psutil
 
 from components.home import command, read_running
+from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
@@ -150,9 +151,9 @@ def _champion(settings: Settings) -> Iterator[Finding]:
     try:
         champion = read_champion(settings.home)
     except NoChampion as error:
-        found, _, mend = str(error).partition(":")
+        found, _, mend = str(error).rpartition(": ")
         if (settings.home / "champion.json").exists():
-            yield Finding("champion", "fail", found, mend.strip(), "ChampionUnread")
+            yield Finding("champion", "fail", found, mend, "ChampionUnread")
         else:
             yield Finding("champion", "warn", found, "reco run")
         return
@@ -177,7 +178,8 @@ def _cure(home: Path, champion: Champion) -> str:
     except BundleInvalid:
         if (home / "mlflow.db").is_file():
             return f"reco promote {champion.version}"
-    return "reco run"
+        return "reco run"
+    return "reco run --param gate_params.over_champion=0"  # the gate cannot measure this champion
 
 
 def _champion_of(home: Path) -> Champion | None:
@@ -209,8 +211,15 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     from serving.errors import FeaturesUnavailable
     from serving.stores.online_features import open_store
 
-    if not settings.store_url and not (settings.home / "online_store.db").exists():
-        yield Finding("online store", "warn", "not there yet", "reco run")
+    file = settings.home / "online_store.db"
+    if not settings.store_url and not file.exists():
+        run = champions_run(settings.home) if _champion_of(settings.home) else None
+        if not (settings.home / PUBLICATION).exists() or (run and run.arguments.get("online_store")):
+            yield Finding("online store", "warn", "not there yet", "reco run")
+            return
+        kept = run and (run.artifacts("materialize-features") / "features").is_dir()
+        again = f"reco run --resume {run.run_id} --only publish-features" if run and kept else "reco run"
+        yield Finding("online store", "fail", f"{file} is gone: answers lack all features in it", again)
         return
     store = open_store(settings.online_store_url)
     try:

@@ -200,7 +200,8 @@ def load_bundle(path: Path) -> Bundle:
     if manifest["schema_hash"] != schema_hash():
         raise BundleInvalid(
             f"bundle {manifest['bundle_id']} was built for feature schema {manifest['schema_hash']}, "
-            f"this code computes {schema_hash()}: serve it with the code it was built with, or train again"
+            f"this code computes {schema_hash()}: serve it with the code it was built with, or train again "
+            "with `reco run --param gate_params.over_champion=0`"
         )
     verify_files(path, manifest)
     try:

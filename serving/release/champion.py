@@ -34,6 +34,8 @@ class Champion:
             BundleInvalid: another bundle lies there, or none.
         """
         path = home / self.path
+        if not path.exists():
+            raise BundleInvalid(f"the champion's {path} is gone: fetch it with `reco promote champion`")
         if (found := read_manifest(path)["bundle_id"]) != self.bundle_id:
             raise BundleInvalid(f"{path} is bundle {found}, expected {self.bundle_id}: promote it again")
         return path
@@ -61,9 +63,11 @@ def read_champion(home: Path) -> Champion:
             "or point --home at one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        fault = f"{error.__class__.__name__}: {error}"
+        if isinstance(error, json.JSONDecodeError):  # its own words speak of columns and chars
+            fault = "it is no JSON"
         raise NoChampion(
-            f"{file} is not a champion pointer ({error.__class__.__name__}: {error}): "
-            "write it again with `reco promote champion`"
+            f"{file} is not a champion pointer ({fault}): write it again with `reco promote champion`"
         ) from error
     if not is_path(path):
         raise NoChampion(f"{file} names {str(path)!r:.200}, expected a directory under {home}: promote again")

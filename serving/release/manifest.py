@@ -20,6 +20,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         BundleInvalid: no manifest, not JSON, not a bundle, or its id does not match its content.
     """
     file = path / "manifest.json"
+    if not path.exists():
+        raise BundleInvalid(f"{path} is not there, expected the folder of a bundle")
     if not file.is_file():
         raise BundleInvalid(
             f"{path} has no manifest.json: it is no bundle, or a half-written one; build it again"

@@ -33,7 +33,11 @@ def test_the_conflict_names_the_holder_of_the_lock(tmp_path: Path) -> None:
         locked(tmp_path / "a.lock", "promoting 4"),
     ):
         pass
-    with locked(tmp_path / "a.lock", "promoting 5"):
+    with (
+        locked(tmp_path / "a.lock", "promoting 5"),
+        pytest.raises(Conflict, match=r"a\.lock\): stop it with Ctrl-C; nothing was changed"),
+        locked(tmp_path / "a.lock", "promoting 6", "stop it with Ctrl-C"),
+    ):
         pass
 
 

@@ -158,6 +158,9 @@ def test_quiet_weeks_are_quiet(events: Events, dataset: Callable[..., Path], day
     some = drift_in(path, Window(day(29), day(33)), Window(day(0), day(28)))
     assert some.status == "insufficient_data"
     assert some.reason.startswith("the window has baskets or requests on 4 days, a whole week (6 such days)")
+    none = drift_in(path, Window(day(40), day(47)), Window(day(0), day(28)))
+    assert (none.status, none.empty) == ("insufficient_data", True)
+    assert none.reason == "there is no purchase in the window: take an earlier or a longer one"
 
 
 @pytest.mark.parametrize(
@@ -356,8 +359,9 @@ def test_answers_without_features_are_no_verdict_about_them(
 
 def test_an_empty_log_is_no_verdict(tmp_path: Path, bundle: Path) -> None:
     verdict = drift_of_log(bundle, tmp_path / "nothing", Window(), report=tmp_path / "report.html")
-    assert verdict.status == "insufficient_data"
-    assert "insufficient data" in (tmp_path / "report.html").read_text()
+    assert (verdict.status, verdict.empty) == ("insufficient_data", True)
+    assert verdict.reason.startswith(f"{tmp_path / 'nothing'} holds no answer to compare: start `reco serve`")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_the_alarm_carries_the_reason() -> None:

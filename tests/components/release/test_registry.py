@@ -93,6 +93,9 @@ def test_versions_aliases_and_history(registry: Registry, bundle: Path, tmp_path
     registry.complete()
     registry.unpoint("champion", str(registry.alias("champion")))
     assert registry.history() == [entry], "a line by now"
+    registry.unpoint("challenger", "1")
+    with pytest.raises(RegistryRefused, match="aliases: none; nothing waits for promotion: `reco refresh`"):
+        registry.version("challenger")
     registry.intend(next_line([entry], "promote", "1", "b1", "", ""))
     registry.complete()
     registry.point("champion", "1")

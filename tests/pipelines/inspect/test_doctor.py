@@ -90,6 +90,15 @@ def test_an_empty_home_has_missing_parts_and_no_broken_one(tmp_path: Path) -> No
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("content", ["broken", "{}", '{"bundle_id": "b1", "path": "/a: b"}'])
+def test_a_damaged_champion_s_remedy_is_whole(tmp_path: Path, content: str) -> None:
+    (tmp_path / "champion.json").write_text(content)
+    found = look(tmp_path)["champion"]
+    assert found.status == "fail"
+    assert found.found.startswith(f"{tmp_path / 'champion.json'} ")
+    assert found.mend in (f"write it again with `{command(tmp_path, 'promote champion')}`", "promote again")
+
+
 @pytest.mark.slow
 def test_a_flipped_byte_in_the_champion_is_found(home: Path) -> None:
     ranker = read_champion(home).bundle(home) / "ranker.onnx"
@@ -109,7 +118,9 @@ def test_a_bundle_of_another_feature_schema_is_trained_again(
     monkeypatch.setattr("serving.release.bundle.schema_hash", lambda: "0000")
     found = look(home)["champion"]
     assert "was built for feature schema" in found.found
-    assert found.mend == command(home, "run"), "the registry holds the same files"
+    again = command(home, "run --param gate_params.over_champion=0")
+    assert found.mend == again, "the registry holds the same files"
+    assert found.found.endswith("train again with `reco run --param gate_params.over_champion=0`")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +178,22 @@ def test_an_online_store_of_another_run_is_found(home: Path) -> None:
     found = look(home)["online store"]
     assert (found.status, found.found) == ("warn", "3 users as of 2024-05-01T00:00:00Z")
     assert "the champion was trained until" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("kept", "mend"), [(True, "run --resume {run_id} --only publish-features"), (False, "run")]
+)
+def test_a_lost_online_store_is_no_new_one(tmp_path: Path, kept: bool, mend: str) -> None:
+    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2024-01-01", "2024-01-01"))
+    write_note(tmp_path, cut="2024-01-01T00:00:00Z", until="2024-01-01T00:00:00Z")
+    run = new_run(tmp_path, "training", {"online_store": ""}, ["promote-bundle"])
+    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
+    run.save()
+    if kept:
+        (run.artifacts("materialize-features") / "features").mkdir(parents=True)
+    found = look(tmp_path)["online store"]
+    assert (found.status, found.mend) == ("fail", command(tmp_path, mend.format(run_id=run.run_id)))
+    assert found.found.startswith(f"{tmp_path / 'online_store.db'} is gone")
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ def test_every_file_with_one_flipped_bit_is_refused(bundle: Path) -> None:
     ("spoil", "message"),
     [
         (lambda b: (b / "manifest.json").unlink(), "half-written"),
+        (shutil.rmtree, "is not there, expected the folder of a bundle"),
         (lambda b: (b / "ranker.onnx").unlink(), "missing"),
         (lambda b: (b / "extra.bin").write_text("x"), "does not know"),
         (lambda b: (b / "link").symlink_to("/etc/passwd"), "is a link"),

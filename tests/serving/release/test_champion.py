@@ -22,6 +22,8 @@ def test_a_written_champion_is_read_with_its_bundle_under_the_home(tmp_path: Pat
 
 def test_a_bundle_other_than_the_named_one_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / CHAMPION.path
+    with pytest.raises(BundleInvalid, match=f"{folder} is gone: fetch it with `reco promote champion`"):
+        CHAMPION.bundle(tmp_path)
     folder.mkdir(parents=True)
     with pytest.raises(BundleInvalid, match=r"has no manifest\.json"):
         CHAMPION.bundle(tmp_path)
@@ -47,7 +49,7 @@ def test_the_error_names_the_command_that_makes_a_champion(tmp_path: Path) -> No
     ("content", "message"),
     [
         (None, "has no champion"),
-        ("", "not a champion pointer"),
+        ("", r"not a champion pointer \(it is no JSON\): write it again with `reco promote champion`"),
         ("[]", "not a champion pointer"),
         ('{"bundle_id": "b1"}', "not a champion pointer"),
         ('{"bundle_id": "b1", "path": 7}', "expected a directory under"),
