@@ -231,7 +231,7 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
             f"{name} is neither a text of 1 to {MAX_ID_LENGTH} printable characters nor a whole number",
         )
     at, bought = events["at"], (events["event_type"] == "purchase").to_numpy()
-    refuse(at.isna(), "at is not an ISO 8601 time of the years 1678 to 2261")
+    refuse(at.isna(), "at is not an ISO 8601 time of the years 1970 to 2261")
     refuse(at > latest, "at lies in the future")
     refuse(at < FIRST_TIME, "at lies before 1970")
     refuse(~events["event_type"].isin(EVENT_TYPES), f"event_type is not one of {', '.join(EVENT_TYPES)}")

@@ -17,6 +17,7 @@ STYLES = {
     "warning": "yellow",
     "warn": "yellow",
 }
+SHORT = 40  # characters of a cell that is no more than a hint
 UNLIMITED = 100_000  # columns of a file or a pipe: no cell is wrapped there
 
 
@@ -43,6 +44,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def counted(count: int, noun: str) -> str:
     """Return "1 line" or "1,234 lines"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shortened(text: str) -> str:
+    """Return a text of SHORT characters at most; an ellipsis stands for the rest."""
+    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
 
 
 def size(count: int) -> str:

@@ -38,7 +38,7 @@ class FactsUnavailable(RecommendError):
 
 
 class RulesUnread(RecommendError):
-    """The rules file is invalid or cannot be read while the endpoint starts."""
+    """The rules file is invalid or cannot be read, and no earlier rules are known."""
 
     exit_code = USAGE
 

@@ -239,15 +239,20 @@ def forget(context: Context, user: str, dry_run: bool) -> None:
     Events of the shopper up to now never count again. - is stdin. If a store cannot be reached, the exit code
     is 3; if another process holds a file, it is 4. The rest is done: repeat the command.
     """
-    from components.privacy.forget_user import forget_user
+    from components.privacy.forget_user import DONE, forget_user
     from pipelines.tables import table
 
     if user == "-":
         user = sys.stdin.read().rstrip("\r\n")
     report = forget_user(context.settings(), user, dry_run, context.say)
-    rows = [(p.place, p.what, f"{p.removed:,}", p.state, p.note) for p in report.places]
-    head = "nothing was changed; this would go" if dry_run else f"forgotten up to {report.until}"
-    text = f"{head}\n{table(('where', 'what', 'removed', 'state', ''), rows)}"
+    head, removed, done = f"forgotten up to {report.until}", "removed", DONE
+    if dry_run:
+        head, removed, done = "nothing was changed", "would remove", "counted"
+    rows = [
+        (p.place, p.what, f"{p.removed:,}", done if p.state == DONE else p.state, p.note)
+        for p in report.places
+    ]
+    text = f"{head}\n{table(('where', 'what', removed, 'state', ''), rows)}"
     context.answer(report.to_dict(), text, report.exit_code)
 
 

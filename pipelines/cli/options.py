@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from components.home import read_running
 from pipelines.run.launch import MODEL_NAME
+from serving.schemas import MAX_K
 from serving.settings import Settings, configured_home
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def question_options(command: Command) -> Command:
     @click.option("--basket", default="", help="Item ids, separated by commas.")
     @click.option("--store", help="The store's id.")
     @click.option("--at", help="Time of the request, e.g. 2017-12-05T18:30:00Z.  [default: now]")
-    @click.option("-k", type=int, default=10, show_default=True, help="How many items.")
+    @click.option("-k", type=click.IntRange(0, MAX_K), default=10, show_default=True, help="How many items.")
     @click.option(
         "--profile", help="How candidates are found: default, premium, clearance, or the bundle's own."
     )

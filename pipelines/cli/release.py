@@ -210,7 +210,8 @@ def history(context: Context, tracking_uri: str, model_name: str) -> None:
     lines = verified_history(registry, context.home)
     rows = [[x.number, x.at, x.action, x.version, x.bundle_id, x.previous, x.hash[:12]] for x in lines]
     columns = ["line", "at", "action", "version", "bundle", "after", "SHA-256"]
-    text = f"{table(columns, rows)}\n{counted(len(lines), 'line')}, each follows the one before"
+    chain = "" if len(lines) < 2 else ", each follows the one before"
+    text = f"{table(columns, rows)}\n{counted(len(lines), 'line')}{chain}"
     context.answer([asdict(x) | {"hash": x.hash} for x in lines], text)
     champion_line(registry, context.home)  # the lines are on the screen when it raises
 

@@ -84,7 +84,7 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
     if checked.refused:
         check_it = command(context.home, f"rules check {shlex.quote(str(path))}")
         raise RulesRefused(f"{path} is not taken: `{check_it}` says why")
-    recommender = open_champion(context.settings(), line)
+    recommender = open_champion(context.settings(), line, own_rules=True)
     profiles = recommender.bundle.profiles
     request = parse_request(
         {**line, "explain": True}, now=time.time(), default_id="preview", profiles=profiles

@@ -343,13 +343,13 @@ def params(context: Context, name: str) -> None:
     NAME is a group such as student_params, or ranker_params.wide_deep.
     """
     from components.hyper_parameters import GROUPS, RANKERS, describe
-    from pipelines.tables import table
+    from pipelines.tables import shortened, table
 
     known = [*GROUPS, *(f"ranker_params.{ranker}" for ranker in RANKERS)]
     if name and name not in known:
         raise click.UsageError(f"no group {name!r}: {closest(name, known)}")
     rows = [row for group in ([name] if name else GROUPS) for row in describe(group)]
-    cells = [[row.name, str(row.default), row.kind, row.meaning] for row in rows]
+    cells = [[row.name, shortened(str(row.default)), row.kind, row.meaning] for row in rows]
     context.answer([asdict(row) for row in rows], table(["--param", "default", "type", "meaning"], cells))
 
 

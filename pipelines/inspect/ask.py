@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.home import command
 from pipelines.inspect.items import check_items
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -16,20 +18,25 @@ if TYPE_CHECKING:
     from serving.answer.recommender import Recommender
 
 
-def open_champion(settings: Settings, line: dict[str, Any] | None = None) -> Recommender:
+def open_champion(
+    settings: Settings, line: dict[str, Any] | None = None, own_rules: bool = False
+) -> Recommender:
     """Return the recommender that `reco serve` would serve, without the prediction log.
 
     Args:
         settings: of the endpoint.
         line: the request for it, which is checked before the bundle is opened: that takes a second.
+        own_rules: the caller brings rules, so the file of the endpoint is not read.
 
     Raises:
         NoChampion: nothing was promoted.
         InvalidRequest: naming the field and the expected value.
         BundleInvalid: the bundle is broken.
+        RulesUnread: the rules file cannot be read: without it, banned items would be shown.
         ItemUnknown: the bundle does not know an item of the basket.
     """
     from serving.answer.recommender import open_recommender
+    from serving.errors import RulesUnread
     from serving.schemas import parse_request
     from serving.shop.fact_store import open_fact_store
     from serving.stores.online_features import open_store
@@ -38,7 +45,12 @@ def open_champion(settings: Settings, line: dict[str, Any] | None = None) -> Rec
     if line is not None:
         parse_request({**line, "profile": None}, now=0.0, default_id="question")
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
-    recommender = open_recommender(path, store, None, facts, rules=settings.rules_path)
+    rules = None if own_rules else settings.rules_path
+    recommender = open_recommender(path, store, None, facts, rules=rules)
+    if fault := recommender.facts.rules_fault:
+        recommender.facts.close()
+        check_it = command(settings.home, f"rules check {shlex.quote(str(rules))}")
+        raise RulesUnread(f"{rules}: {fault}; no earlier rules are known here: `{check_it}` names each line")
     check_items(recommender.bundle, line["basket"] if line else ())
     return recommender
 

@@ -177,9 +177,17 @@ def _in_reranking(
     name = bundle.statistics.item_ids[last]
     missing = score_of[last] / score_of[code] if score_of[code] else np.inf
     return "reranking", (
-        f"outscored: {score_of[code]:.2%} against {score_of[last]:.2%} of {name}, "
-        f"the least likely that is shown, {missing:.1f} x as much"
+        f"outscored: {_percent(score_of[code])} against {_percent(score_of[last])} of {name}, "
+        "the least likely that is shown, "
+        + ("more than 1,000 x as much" if missing > 1_000 else f"{missing:.1f} x as much")
     )
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent; a small one with three digits, so that it is not shown as 0.00%."""
+    if 0 < share < 1e-6:
+        return "less than 0.0001%"
+    return f"{share:.2%}" if share >= 0.001 or not share else f"{share * 100:.3g}%"
 
 
 def _with(recommender: Recommender, **settings: Any) -> Recommender:

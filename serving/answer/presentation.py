@@ -135,8 +135,8 @@ def _reasons(
             case "history":
                 times = int(ranked.times[row])
                 days = int(max(request.at - float(ranked.last_at[row]), 0) // DAY_S)
-                unit = "time" if times == 1 else "times"
-                reasons.append(f"bought {counts}{times} {unit} before, last {days} days ago")
+                unit, ago = "time" if times == 1 else "times", "day" if days == 1 else "days"
+                reasons.append(f"bought {counts}{times} {unit} before, last {days} {ago} ago")
             case "together":
                 partner = partners[int(ranked.codes[row])]
                 name = f" {bundle.name_of(partner)}" if request.explain else ""

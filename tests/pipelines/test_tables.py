@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from pipelines.tables import counted, moment, size, table
+from pipelines.tables import SHORT, counted, moment, shortened, size, table
 
 
 def test_numbers_are_aligned_right_and_words_left() -> None:
@@ -36,3 +36,8 @@ def test_sizes_and_times_are_short() -> None:
 
 def test_one_thing_is_counted_in_the_singular() -> None:
     assert [counted(number, "line") for number in (0, 1, 1_234)] == ["0 lines", "1 line", "1,234 lines"]
+
+
+def test_a_long_text_is_cut_with_an_ellipsis() -> None:
+    assert shortened("x" * SHORT) == "x" * SHORT
+    assert shortened("x" * (SHORT + 1)) == "x" * (SHORT - 1) + "…"

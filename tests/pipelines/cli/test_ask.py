@@ -81,6 +81,29 @@ def test_an_unknown_item_is_refused_with_the_one_that_was_meant(shop: Path, comm
     assert (done.exit_code, "did you mean 1000004 type 4?" in done.output) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "question", [["recommend"], ["why", "1000000"], ["best-sellers", "-o", "best.json"]], ids=lambda q: q[0]
+)
+def test_an_unreadable_rules_file_is_refused(shop: Path, question: list[str]) -> None:
+    """A command has no earlier rules: without any, it would show banned items."""
+    rules = shop / "rules.yaml"
+    try:
+        rules.write_text("ban: [")
+        done = reco(shop, *question)
+    finally:
+        rules.unlink()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "rules.yaml: line 2: no YAML" in done.stderr
+    assert "rules check" in done.stderr
+    assert not Path("best.json").exists()
+
+
+@pytest.mark.parametrize("k", ["-1", "500"])
+def test_a_number_of_items_out_of_range_is_refused_with_the_range(shop: Path, k: str) -> None:
+    done = reco(shop, "recommend", "-k", k)
+    assert (done.exit_code, "is not in the range 0<=x<=100" in done.output) == (2, True)
+
+
 def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:
     done = reco(shop, "recommend", "--user", "u1", "--basket", "1000010")
     assert done.exit_code == 0

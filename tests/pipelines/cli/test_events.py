@@ -53,7 +53,9 @@ def test_forgetting_a_shopper_does_not_print_the_user_id(tmp_path: Path) -> None
     reco(tmp_path, "facts", str(file))
     counted = reco(tmp_path, "forget", "somebody", "--dry-run")
     assert counted.exit_code == 0
-    assert counted.output.startswith("nothing was changed; this would go")
+    assert counted.output.startswith("nothing was changed\n")
+    assert counted.output.splitlines()[1].split() == ["where", "what", "would", "remove", "state"]
+    assert " done" not in counted.output
     assert not (tmp_path / "forgotten.json").exists()
     told = reco(tmp_path, "forget", "somebody", "--output", "json")
     assert told.exit_code == 0

@@ -86,7 +86,11 @@ def test_the_parameters_of_a_group_are_listed(tmp_path: Path) -> None:
     rows = answered(reco(tmp_path, "params", "gate_params", "--output", "json"))
     assert rows[0].keys() == {"name", "default", "kind", "meaning"}
     assert rows[0]["name"] == "gate_params.over_blend"
-    assert "student_params.epochs " in reco(tmp_path, "params").output
+    text = reco(tmp_path, "params").output
+    assert "student_params.epochs " in text
+    assert "…" in text, "one default is long"
+    whole = answered(reco(tmp_path, "params", "--output", "json"))
+    assert max(len(str(row["default"])) for row in whole) > 100
     done = reco(tmp_path, "params", "gate_parms")
     assert (done.exit_code, "did you mean 'gate_params'" in done.output) == (2, True)
 

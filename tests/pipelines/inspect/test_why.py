@@ -17,7 +17,7 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
 from pipelines.cli.shell import main
 from pipelines.inspect.items import ItemUnknown
-from pipelines.inspect.why import SourcePlace, Verdict, explain, served
+from pipelines.inspect.why import SourcePlace, Verdict, _percent, explain, served
 from serving.answer.recommender import Recommender, open_recommender
 from serving.prediction_log import PredictionLog
 from serving.schemas import Request
@@ -160,9 +160,17 @@ def test_an_outscored_item_has_the_missing_score(recommender: Recommender) -> No
     verdict = why(recommender, recommender.bundle.statistics.item_ids[asked.candidates.codes[eleventh]])
     assert verdict.step == "reranking"
     assert verdict.why.startswith(
-        f"outscored: {scores[eleventh]:.2%} against {tenth.score:.2%} of {tenth.item_id}, "
+        f"outscored: {_percent(scores[eleventh])} against {_percent(tenth.score)} of {tenth.item_id}, "
     )
     assert verdict.why.endswith(f"{tenth.score / scores[eleventh]:.1f} x as much")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.15734, "15.73%"), (6.1081e-6, "0.000611%"), (1e-9, "less than 0.0001%"), (0.0, "0.00%")],
+)
+def test_a_small_score_is_not_shown_as_none(share: float, text: str) -> None:
+    assert _percent(share) == text
 
 
 def test_an_item_displaced_by_rules_or_weights_is_explained(

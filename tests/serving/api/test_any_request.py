@@ -130,7 +130,8 @@ def check_reasons(recommender: Recommender, request: Request, response: Response
             ]
             unit = "time" if len(times) == 1 else "times"
             days = int((request.at - max(times)) // DAY_S)
-            assert item.reason == f"bought {len(times)} {unit} before, last {days} days ago"
+            ago = "day" if days == 1 else "days"
+            assert item.reason == f"bought {len(times)} {unit} before, last {days} {ago} ago"
         elif item.source == "together":
             partner = item.reason.removeprefix("often bought together with ")
             assert partner in request.basket
