@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli.options import FOLDER, PORT, Context, FiniteRange, common_options
-from pipelines.run.launch import absolute, check_data
+from pipelines.run.launch import absolute, check_data, check_shop
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -87,6 +87,7 @@ def up(
         if since:
             moment("from", since)
     champion = read_champion(context.home)
+    check_shop(context.home, data)
     origin = champions_run(context.home)
     features = origin.artifacts("materialize-features") / "features" if origin else None
     if features is not None and not features.is_dir():

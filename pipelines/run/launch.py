@@ -48,6 +48,21 @@ def check_data(data: str) -> None:
         raise ArgumentsInvalid(f"no data {data!r}: neither a folder nor a name; {closest(data, DATA_NAMES)}")
 
 
+def check_shop(home: Path, data: str) -> None:
+    """Refuse to replay one built-in shop beside the champion of the other: its archive would hold both.
+
+    Raises:
+        ArgumentsInvalid: naming the shop of the champion.
+    """
+    run = champions_run(home)
+    learnt = run.arguments.get("data") if run else None
+    if learnt in DATA_NAMES and data in DATA_NAMES and learnt != data:
+        raise ArgumentsInvalid(
+            f"--replay {data}: the champion of {home} learnt from {learnt}, and the next training would mix "
+            f"both: replay {learnt}, or give {data} a home of its own with --home"
+        )
+
+
 def check_online_store(url: str) -> None:
     """Refuse now the URL that the last step would refuse after all the training."""
     from components.data.feast_store import redis_settings

@@ -55,7 +55,7 @@ def test_a_file_of_requests_is_answered_line_by_line(shop: Path, tmp_path: Path)
     good, bad = [json.loads(line) for line in done.stdout.splitlines()]
     assert (len(good["items"]), "name" in good["items"][0]) == (1, False)
     assert bad["line"] == 2
-    assert "reco: 1 invalid request; their answers say why" in done.stderr
+    assert "reco: 1 invalid request; the answers say why" in done.stderr
 
 
 @pytest.mark.parametrize("command", [["recommend"], ["why", "1000000"]])

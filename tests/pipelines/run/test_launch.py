@@ -22,6 +22,7 @@ from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     DATA_NAMES,
     absolute,
+    check_shop,
     dataset_of,
     newest_data,
     promoted,
@@ -52,6 +53,17 @@ def drifted(tmp_path: Path) -> Path:
         run.save()
     write_champion(home, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
     return home
+
+
+def test_one_built_in_shop_is_not_replayed_beside_the_champion_of_the_other(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "training", {"data": "complete-journey"}, ["promote-bundle"])
+    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b", "version": "1", "changed": True}}
+    run.save()
+    write_champion(tmp_path, Champion("b", "1", "reco", "bundles/b", "2024-01-01", "2024-01-02"))
+    with pytest.raises(ArgumentsInvalid, match="learnt from complete-journey, and the next"):
+        check_shop(tmp_path, "toy")
+    for data in ("complete-journey", "/my/shop", ""):
+        check_shop(tmp_path, data)
 
 
 def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Run]) -> None:
