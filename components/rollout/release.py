@@ -397,7 +397,7 @@ class Rollout:
                     self._cluster.patch(kind, service(slot), changes, found["metadata"]["resourceVersion"])
                 return
             except Stale:
-                continue  # its controller wrote the status
+                self._own()  # its controller wrote the status, or another deployer the slot
         raise Conflict(f"{service(slot)} changes all the time: see what else writes it")
 
     def _look(self, record: Release) -> Observed:

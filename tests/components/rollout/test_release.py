@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from components.home import Conflict
-from components.rollout.cluster import Cluster, ClusterUnreachable
-from components.rollout.manifests import source_of, weights
+from components.rollout.cluster import Cluster, ClusterUnreachable, Stale
+from components.rollout.manifests import STOP, source_of, weights
 from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
 from tests.chaos.procs import eventually
@@ -372,6 +372,27 @@ def test_a_deployer_that_was_ended_writes_nothing_more(
     assert cluster.state()["record"]["state"] == "aborted"
     assert cluster.catalogue.champions == ["1"]
     assert weights(cluster.route()) == {"blue": 100, "green": 0}
+
+
+def test_a_deployer_whose_patch_comes_after_a_rollback_leaves_the_slot_alone(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patch that the API put off is stale by then, as after a change of the status."""
+    patch, tried = Cluster.patch, list[str]()
+
+    def late(self: Cluster, kind: str, name: str, changes: Any, version: str) -> Any:
+        if kind == "InferenceService" and not tried:
+            tried.append(name)
+            cluster.rollout("a person").rollback(place)
+            raise Stale("changed meanwhile")
+        return patch(self, kind, name, changes, version)
+
+    monkeypatch.setattr(Cluster, "patch", late)
+    with pytest.raises(Conflict, match="another deployer has taken over"):
+        cluster.release()
+    assert cluster.state()["record"]["state"] == "aborted"
+    slot = cluster.slot(tried[0].removeprefix("checkout-"))
+    assert slot["metadata"]["annotations"][STOP] == "true"
 
 
 def test_a_beat_whose_answer_was_lost_ends_no_release_and_the_next_follow(
