@@ -131,8 +131,9 @@ def drift_of_log(
         days = found["answered_at"].to_pandas().dt.normalize().nunique()
         return log_tables(found, expected, categories, embeddings), days
 
-    empty = f"{log_dir} holds no answer to compare: start `reco serve` or `reco up`, and ask it"
-    empty += "; or take a longer window" if window != Window() else ""
+    empty = f"{log_dir} holds no answer in the window: start `reco serve` or `reco up`, and ask it"
+    if others:
+        empty = f"all {others} answers in the window are of other bundles: wait until this one has answered"
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, empty)
 
 
@@ -159,8 +160,6 @@ def measure_drift(
         window = replace(window, since=(window.until or data.events["at"].max().to_pydatetime()) - WEEK)
     drift.mkdir(parents=True, exist_ok=True)
     verdict = drift_of_events(data, window, served_bundle(bundle), drift / REPORT)
-    if verdict.empty:  # a pipeline's artifact must be there
-        write_report(drift / REPORT, verdict.to_dict(), "")
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))
     shutil.copyfile(drift / REPORT, page)
     show_numbers({f"psi.{one.name}": one.psi for one in verdict.columns if one.psi is not None}, numbers)
@@ -192,16 +191,16 @@ def _check(
     report: Path | None,
     empty: str,
 ) -> DriftVerdict:
-    """Judge a window against its reference; `end` is that of the window, also of one that is open.
+    """Judge a window against its reference.
 
-    A window without a row has no report; `empty` says where rows come from.
+    `end` is that of the window, also of one that is open. `empty` is the reason where it holds no row.
     """
     began = time.perf_counter()
     tables, days = tables_of(windows[0])
     too_short = f"the window has baskets or requests on {days} days, a whole week ({LEAST_DAYS} such days) "
     too_short += "is needed: weekdays differ from each other; take a longer window"
     if days == 0:
-        too_short, report = empty, None
+        too_short = empty
     comparisons = compare(tables, too_short=too_short if days < LEAST_DAYS else "")
     histograms = [c.histogram for c in comparisons if c.histogram is not None]
     measured = evidently_psi(histograms) if report and histograms else None

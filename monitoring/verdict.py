@@ -102,11 +102,6 @@ class DriftVerdict:
         """Return whether the verdict needs attention: drifted, or the columns changed."""
         return self.status in FAILED
 
-    @property
-    def empty(self) -> bool:
-        """Return whether the window holds no row at all."""
-        return not any(column.n_current for column in self.columns)
-
     def column(self, name: str) -> ColumnDrift:
         """Return the row of one column."""
         return next(column for column in self.columns if column.name == name)

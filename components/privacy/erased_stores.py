@@ -11,6 +11,7 @@ from typing import Any
 from components.data.feast_store import reachable
 from feature_repo.aggregates import unpack
 from feature_repo.facts import Fact, subject_of
+from feature_repo.ids import is_id
 from feature_repo.snapshots import HISTORY, USER_VIEW
 from serving.redis.address import is_redis_url
 from serving.shop.fact_store import open_fact_store
@@ -107,8 +108,11 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
             return len(gone)
         found = [fact for fact in gone.values() if fact is not None]
         latest = max([time.time(), *(fact.at for fact in found)])
-        # The key of a damaged one still says where an endpoint may show it.
-        places = {(item_id, store_id) for item_id, store_id, user in map(subject_of, gone) if user == user_id}
+        # The key of a damaged one may still say where an endpoint shows it.
+        places = {(fact.item_id, fact.store_id) for fact in found}
+        for item_id, store_id, user in map(subject_of, gone):
+            if user == user_id and is_id(item_id) and (store_id is None or is_id(store_id)):
+                places.add((item_id, store_id))
         withdrawn = [
             Fact(uuid.uuid4().hex, "coupon", item_id, None, latest, store_id, user_id)
             for item_id, store_id in sorted(places, key=str)

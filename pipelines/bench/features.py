@@ -94,11 +94,13 @@ class FeatureBench:
             sent = beside.submit(replay_events, *given)
             try:
                 yield
-                sent.result()
             finally:
                 wait([sent])
-                delivery.flush(WAIT_S)
+                is_flushed = delivery.flush(WAIT_S)
                 delivery.close()
+                sent.result()  # its error is why a block waited in vain
+            if not is_flushed:
+                raise NotReached(f"the broker has not confirmed the events within {WAIT_S:.0f} s")
 
     def wait_given(self) -> None:
         """Wait until the running stream has its partitions."""

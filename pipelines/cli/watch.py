@@ -66,7 +66,6 @@ def drift(
     if reference_from and not reference_until:
         raise click.UsageError("--reference-from needs --reference-until: the window would be part of it")
     verdict = _verdict(context, (since, until), data, (reference_from, reference_until), page)
-    page = None if verdict.empty else page
     document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
     text = _drift_text(verdict, page)
     if retrain:

@@ -179,7 +179,10 @@ def _cure(home: Path, champion: Champion) -> str:
         if (home / "mlflow.db").is_file():
             return f"reco promote {champion.version}"
         return "reco run"
-    return "reco run --param gate_params.over_champion=0"  # the gate cannot measure this champion
+    run = champions_run(home)
+    data = shlex.quote(str(run.arguments.get("data") or "DIR")) if run else "DIR"
+    # The gate cannot measure this champion, and so would not refuse another shop's model.
+    return f"reco run --data {data} --param gate_params.over_champion=0"
 
 
 def _champion_of(home: Path) -> Champion | None:
@@ -214,11 +217,11 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     file = settings.home / "online_store.db"
     if not settings.store_url and not file.exists():
         run = champions_run(settings.home) if _champion_of(settings.home) else None
-        if not (settings.home / PUBLICATION).exists() or (run and run.arguments.get("online_store")):
+        if run is None or run.arguments.get("online_store") or not (settings.home / PUBLICATION).exists():
             yield Finding("online store", "warn", "not there yet", "reco run")
             return
-        kept = run and (run.artifacts("materialize-features") / "features").is_dir()
-        again = f"reco run --resume {run.run_id} --only publish-features" if run and kept else "reco run"
+        kept = (run.artifacts("materialize-features") / "features").is_dir()
+        again = f"reco run --resume {run.run_id} --only publish-features" if kept else "reco run"
         yield Finding("online store", "fail", f"{file} is gone: answers lack all features in it", again)
         return
     store = open_store(settings.online_store_url)

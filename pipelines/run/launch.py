@@ -58,8 +58,8 @@ def check_shop(home: Path, data: str) -> None:
     learnt = run.arguments.get("data") if run else None
     if learnt in DATA_NAMES and data in DATA_NAMES and learnt != data:
         raise ArgumentsInvalid(
-            f"--replay {data}: the champion of {home} learnt from {learnt}, and the next training would mix "
-            f"both: replay {learnt}, or give {data} a home of its own with --home"
+            f"--replay {data}: the champion of {home} learnt from {learnt}, and a training on its archive "
+            f"would mix both: replay {learnt}, or give {data} a home of its own with --home"
         )
 
 

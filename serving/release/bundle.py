@@ -201,7 +201,7 @@ def load_bundle(path: Path) -> Bundle:
         raise BundleInvalid(
             f"bundle {manifest['bundle_id']} was built for feature schema {manifest['schema_hash']}, "
             f"this code computes {schema_hash()}: serve it with the code it was built with, or train again "
-            "with `reco run --param gate_params.over_champion=0`"
+            "with the command that `reco doctor` gives"
         )
     verify_files(path, manifest)
     try:

@@ -349,7 +349,7 @@ def _facts_of(user_id: str, rows: Iterable[tuple[str, bytes]]) -> dict[str, Fact
     for key, ranked in rows:
         if subject_of(key)[2] == user_id or naming in ranked:
             fact = next(iter(_parsed([ranked])), None)
-            own[key] = fact if fact and (fact.key, fact.user_id) == (key, user_id) else None
+            own[key] = fact if fact and fact.user_id == user_id else None
     return own
 
 

@@ -145,6 +145,23 @@ def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
         assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
 
 
+def test_a_coupon_goes_whose_key_is_no_text(tmp_path: Path) -> None:
+    url, heard = f"sqlite:///{tmp_path / 'facts.db'}", list[Fact]()
+    own = Fact("1", "coupon", "tea", "TEA", AT, None, "u1")
+    with closing(open_fact_store(url)) as store:
+        store.write([Fact("p", "price", "tea", 1.0, AT)])
+        last = store.changed_since(0)[1]
+    rows = [(b"zz\xff", own.ranked()), (own.key.encode().replace(b"tea", b"te\xff"), own.ranked()[:30])]
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+        for number, (key, ranked) in enumerate(rows):
+            file.execute("INSERT INTO facts VALUES (CAST(? AS TEXT), ?, ?)", (key, ranked, number))
+    with reading(url, last, heard):
+        assert erase_coupons(url, "u1", UNTIL) == 2
+    assert [(fact.user_id, fact.item_id, fact.value) for fact in heard] == [("u1", "tea", None)]
+    with closing(open_fact_store(url)) as store:
+        assert [fact.fact_id for fact in store.changed_since(0)[0]] == ["p"]
+
+
 def test_a_coupon_under_the_key_of_another_shopper_takes_none_of_theirs_along(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'facts.db'}"
     bob, alice = (Fact(user, "coupon", "tea", "TEA", AT, None, user) for user in ("bob", "alice"))

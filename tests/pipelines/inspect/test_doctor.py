@@ -118,9 +118,9 @@ def test_a_bundle_of_another_feature_schema_is_trained_again(
     monkeypatch.setattr("serving.release.bundle.schema_hash", lambda: "0000")
     found = look(home)["champion"]
     assert "was built for feature schema" in found.found
-    again = command(home, "run --param gate_params.over_champion=0")
-    assert found.mend == again, "the registry holds the same files"
-    assert found.found.endswith("train again with `reco run --param gate_params.over_champion=0`")
+    again = command(home, "run --data toy --param gate_params.over_champion=0")
+    assert found.mend == again, "the registry holds the same files, and the shop stays the same"
+    assert found.found.endswith("train again with the command that `reco doctor` gives")
 
 
 @pytest.mark.parametrize(
