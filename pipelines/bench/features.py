@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,19 +87,14 @@ class FeatureBench:
     @contextlib.contextmanager
     def sending(self, events: pd.DataFrame, seconds: float = 0.0) -> Iterator[None]:
         """Send events beside the block, over some seconds or at once; when it ends, all are sent."""
-        delivery = Delivery(self.kafka)
         speed = float(np.ptp(events["at"]) / pd.Timedelta(seconds=seconds)) if seconds else 0.0
-        given = (events, self.kafka.events_topic, delivery, speed)
-        with ThreadPoolExecutor(1) as beside:
-            sent = beside.submit(replay_events, *given)
+        with contextlib.closing(Delivery(self.kafka)) as delivery, ThreadPoolExecutor(1) as beside:
+            sent = beside.submit(replay_events, events, self.kafka.events_topic, delivery, speed)
             try:
                 yield
             finally:
-                wait([sent])
-                is_flushed = delivery.flush(WAIT_S)
-                delivery.close()
                 sent.result()  # its error is why a block waited in vain
-            if not is_flushed:
+            if not delivery.flush(WAIT_S):
                 raise NotReached(f"the broker has not confirmed the events within {WAIT_S:.0f} s")
 
     def wait_given(self) -> None:

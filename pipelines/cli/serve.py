@@ -87,8 +87,8 @@ def up(
         if since:
             moment("from", since)
     champion = read_champion(context.home)
-    check_shop(context.home, data)
     origin = champions_run(context.home)
+    check_shop(origin, data)
     features = origin.artifacts("materialize-features") / "features" if origin else None
     if features is not None and not features.is_dir():
         features = None

@@ -48,17 +48,16 @@ def check_data(data: str) -> None:
         raise ArgumentsInvalid(f"no data {data!r}: neither a folder nor a name; {closest(data, DATA_NAMES)}")
 
 
-def check_shop(home: Path, data: str) -> None:
+def check_shop(champions: Run | None, data: str) -> None:
     """Refuse to replay one built-in shop beside the champion of the other: its archive would hold both.
 
     Raises:
-        ArgumentsInvalid: naming the shop of the champion.
+        ArgumentsInvalid: naming the shop of the champion's run.
     """
-    run = champions_run(home)
-    learnt = run.arguments.get("data") if run else None
+    learnt = champions.arguments.get("data") if champions else None
     if learnt in DATA_NAMES and data in DATA_NAMES and learnt != data:
         raise ArgumentsInvalid(
-            f"--replay {data}: the champion of {home} learnt from {learnt}, and a training on its archive "
+            f"--replay {data}: the champion learnt from {learnt}, and a training on its archive "
             f"would mix both: replay {learnt}, or give {data} a home of its own with --home"
         )
 

@@ -173,9 +173,8 @@ class EndpointCaller:
             return await self._attempt(request)
         except NotAnswered as error:
             pause_s = error.retry_after_s
-            needed_s = (
-                pause_s + self._fair_s if pause_s > 0 else 0.0
-            )  # an attempt that is cut off says nothing
+            # After a pause there must be time for the answer: an attempt that is cut off says nothing.
+            needed_s = pause_s + self._fair_s if pause_s > 0 else 0.0
             is_in_time = needed_s < request.deadline - time.monotonic()
             if error.reason not in _RETRIED or not is_in_time or not self._budget.spend():
                 raise

@@ -202,7 +202,7 @@ INSERT INTO facts VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET ranked = excluded.ranked, sequence = excluded.sequence
 WHERE excluded.ranked > facts.ranked"""
 _ROWS = "SELECT CAST(key AS BLOB), CAST(ranked AS BLOB) FROM facts"
-_DELETE = "DELETE FROM facts WHERE CAST(key AS BLOB) = ?"
+_DELETE = "DELETE FROM facts WHERE key IN (CAST(?1 AS TEXT), ?1)"  # by the index, text or not
 _CHANGED = "SELECT CAST(ranked AS BLOB), sequence FROM facts WHERE sequence >= ? ORDER BY sequence LIMIT ?"
 
 

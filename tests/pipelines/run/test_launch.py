@@ -61,9 +61,9 @@ def test_one_built_in_shop_is_not_replayed_beside_the_champion_of_the_other(tmp_
     run.save()
     write_champion(tmp_path, Champion("b", "1", "reco", "bundles/b", "2024-01-01", "2024-01-02"))
     with pytest.raises(ArgumentsInvalid, match="learnt from complete-journey, and a training"):
-        check_shop(tmp_path, "toy")
+        check_shop(champions_run(tmp_path), "toy")
     for data in ("complete-journey", "/my/shop", ""):
-        check_shop(tmp_path, data)
+        check_shop(champions_run(tmp_path), data)
 
 
 def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Run]) -> None:

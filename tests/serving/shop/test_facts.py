@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -119,17 +119,24 @@ def test_a_change_and_its_end_take_effect(tmp_path: Path) -> None:
         eventually(lambda: excluded(live) == [])
 
 
+@contextmanager
+def three_failed_reads(live: LiveFacts) -> Iterator[None]:
+    """Wait until three reads after the block have failed; the facts are those of before."""
+    failed = metric("reco_fact_reads_total", outcome="failed")
+    yield
+    eventually(lambda: metric("reco_fact_reads_total", outcome="failed") >= failed + 3)
+    assert (excluded(live), live.state) == ([1], "unavailable")
+
+
 def test_a_broken_store_keeps_the_last_facts_and_is_logged_once(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     store = Breaking(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
-        failed = metric("reco_fact_reads_total", outcome="failed")
-        store.broken = DOWN
-        store.write([stock("i2", 0)])
-        eventually(lambda: metric("reco_fact_reads_total", outcome="failed") >= failed + 3)
-        assert (excluded(live), live.state) == ([1], "unavailable")
+        with three_failed_reads(live):
+            store.broken = DOWN
+            store.write([stock("i2", 0)])
         assert len(caplog.records) == 1
         assert "stay as last read: the store is down" in caplog.text
         store.broken = None
@@ -144,11 +151,8 @@ def test_a_damaged_change_is_logged_once_and_the_facts_stay(
     store = SqliteFactStore(tmp_path / "facts.db")
     store.write([stock("i1", 0)])
     with closing(LiveFacts(CATALOGUE, store)) as live:
-        failed = metric("reco_fact_reads_total", outcome="failed")
-        with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+        with three_failed_reads(live), closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
             file.execute("INSERT INTO facts VALUES ('i2', x'00', 9e999)")
-        eventually(lambda: metric("reco_fact_reads_total", outcome="failed") >= failed + 3)
-        assert (excluded(live), live.state) == ([1], "unavailable")
         [record] = caplog.records
         assert "the fact store has a change with the number inf, expected" in record.getMessage()
         assert record.exc_info is None
