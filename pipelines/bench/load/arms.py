@@ -103,11 +103,6 @@ ARMS = (
 def fill_store(offline_store: Path, feast_home: Path, url: str) -> int:
     """Write each user's first row into a Redis, through Feast; return their number.
 
-    Args:
-        offline_store: of the champion's home.
-        feast_home: gets Feast's registry.
-        url: of the Redis.
-
     Raises:
         FileNotFoundError: the home has no offline store.
     """
