@@ -10,13 +10,7 @@ from typing import Any
 
 
 def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
-    """Write the report's numbers and its page; return the report.
-
-    Args:
-        report: result of the step.
-        numbers: KFP's artifact `Metrics`.
-        page: KFP's artifact `Markdown`.
-    """
+    """Write a step's report into KFP's artifacts `Metrics` (numbers) and `Markdown` (page); return it."""
     rows = dict(flat(report))
     measured = {
         name: float(value)

@@ -164,9 +164,7 @@ def seal_with_golden(
 def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
     """Return the settings; a profile searches as deep as was measured for the deepest, unless it says more.
 
-    Args:
-        given: the parameters.
-        index: the report of `build_index`.
+    `index` is the report of `build_index`.
 
     Raises:
         ValueError: a profile that cannot be read.

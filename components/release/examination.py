@@ -72,11 +72,7 @@ class MemoryShort(RecoError):
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that are free on this machine and within the limits of our control groups (v2).
-
-    Args:
-        root: of the file system.
-    """
+    """Return the bytes that are free on this machine and within the limits of our control groups (v2)."""
     free = [psutil.virtual_memory().available]
     for group in control_groups(root):
         with suppress(OSError, ValueError):  # no limit: the file is absent, or holds "max"

@@ -53,12 +53,7 @@ def verdict(metric: str, fault: str = "") -> Check:
 
 
 def compare(measured: Mapping[str, Any], params: GateParams | None = None) -> list[Check]:
-    """Return every check of the gate, passed or not.
-
-    Args:
-        measured: by `components.release.examination`.
-        params: the limits.
-    """
+    """Return every check of the gate, passed or not, of what `components.release.examination` measured."""
     params = params or GateParams()
     checks = [verdict(name, fault) for name, fault in measured.get("verdicts", {}).items()]
     if not all(check.passed for check in checks):

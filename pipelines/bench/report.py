@@ -121,10 +121,7 @@ def metric_title(name: str) -> str:
 def picture(file: Path, size: tuple[float, float], **subplots: Any) -> Iterator[tuple[Any, Any]]:
     """Yield a figure and an array of its axes, (rows, columns); write it as PNG after the block.
 
-    Args:
-        file: of the picture.
-        size: width and height in inches.
-        **subplots: further arguments of `pyplot.subplots`.
+    The size is in inches; `subplots` are further arguments of `pyplot.subplots`.
     """
     import matplotlib
 

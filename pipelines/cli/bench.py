@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import logging
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,18 +61,6 @@ def _requests(bundle: Path) -> list[dict[str, Any]]:
     return evaluation_requests(bundle, 2_000)
 
 
-def _request_lines(file: IO[bytes]) -> list[dict[str, Any]]:
-    lines = []
-    for number, line in enumerate(file, 1):
-        try:
-            lines += [json.loads(line)] if line.strip() else []
-        except (ValueError, RecursionError) as error:
-            raise click.UsageError(
-                f"line {number} of {file.name} is not JSON ({error}): expected one request object a line"
-            ) from error
-    return lines
-
-
 @click.group()
 def bench() -> None:
     """Measure, and write tables as JSON and Markdown."""
@@ -101,11 +88,8 @@ def _measures(*options: Callable[[Command], Command]) -> Callable[[Callable[...,
     click.option(
         "--seconds", type=float, default=20.0, show_default=True, help="How long each way of asking."
     ),
-    click.option(
-        "--requests", type=click.File("rb"), help="Request lines.  [default: baskets of the evaluation]"
-    ),
 )
-def bench_latency(context: Context, out: Path, seconds: float, requests: IO[bytes] | None) -> Any:
+def bench_latency(context: Context, out: Path, seconds: float) -> Any:
     """Measure milliseconds per stage and in total.
 
     In process, and over HTTP one request at a time. For latency under load see `reco bench load`.
@@ -113,20 +97,16 @@ def bench_latency(context: Context, out: Path, seconds: float, requests: IO[byte
     from pipelines.bench.latency import bench_latency as measure
 
     bundle = _bundle(context)
-    lines = _request_lines(requests) if requests else _requests(bundle)
-    return measure(bundle, lines, out, seconds, context.settings())
+    return measure(bundle, _requests(bundle), out, seconds, context.settings())
 
 
 @_measures(
-    click.option(
-        "--arm", "arms", multiple=True, help="Measure this one beside ours; may be repeated.  [default: all]"
-    ),
     click.option("--endurance", is_flag=True, help="Ask ours 60,000 requests, too, and watch its memory."),
     click.option(
         "--quick", is_flag=True, help="Seconds instead of half an hour: to see that it works, not to quote."
     ),
 )
-def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bool, quick: bool) -> Any:
+def bench_load(context: Context, out: Path, endurance: bool, quick: bool) -> Any:
     """Measure capacity, tail and cost beside other servers.
 
     Each runs beside our endpoint: KServe's own server, the ranker as exported, and plain FastAPI with
@@ -139,7 +119,7 @@ def bench_load(context: Context, out: Path, arms: tuple[str, ...], endurance: bo
     deadline_ms = context.settings().deadline_ms  # the only setting of this shell: the arms run as they ship
     requests = _requests(champion.bundle(context.home))
     return measure(
-        context.home, champion, requests, out, arms, effort, endurance=endurance, deadline_ms=deadline_ms
+        context.home, champion, requests, out, effort=effort, endurance=endurance, deadline_ms=deadline_ms
     )
 
 

@@ -177,13 +177,7 @@ def _two(tally: Mapping[str, Any]) -> str:
 
 
 def draw_drills(result: Mapping[str, Any], answers: Mapping[str, Sequence[Answer]], file: Path) -> None:
-    """Draw each drill's latencies at the client over time; the faults' times are shaded.
-
-    Args:
-        result: of `run_drills`.
-        answers: the client's, of each drill.
-        file: the picture.
-    """
+    """Draw each drill's latencies at the client over time, as PNG; the faults' times are shaded."""
     columns = min(len(answers), _COLUMNS)
     rows = -(-len(answers) // columns)
     with picture(file, (4.2 * columns, 2.6 * rows), nrows=rows, ncols=columns) as (figure, grid):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import http.server
 import itertools
 import random
@@ -12,6 +11,9 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import urllib3
+from urllib3.exceptions import HTTPError, NewConnectionError
+
 from components.rollout.cluster import Document
 from pipelines.live.cluster_api import LocalServer, Objects
 
@@ -19,7 +21,9 @@ PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its 
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
 Call = tuple[str, str, bytes, dict[str, str]]  # method, path, body, headers
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
-_GONE = (ConnectionError, TimeoutError, http.client.HTTPException)
+# Asked once more where an idle connection broke; not where a pod refuses, or answers that it is busy.
+_AGAIN = urllib3.Retry(1, connect=False, allowed_methods=None, respect_retry_after_header=False)
+_pods = urllib3.PoolManager(maxsize=64, timeout=PATIENCE_S, retries=_AGAIN)
 
 
 def choose(rules: list[Document], path: str, headers: Any, dice: float) -> tuple[str, int, Document | None]:
@@ -80,7 +84,7 @@ class Gateway(LocalServer):
     def _copy(self, service: str, call: Call) -> None:
         try:
             for port in self.ports(service)[:1]:
-                with contextlib.suppress(*_GONE):  # nothing waits for it
+                with contextlib.suppress(HTTPError):  # nothing waits for it
                     ask(port, call)
         finally:
             self._room.release()
@@ -102,37 +106,17 @@ class Gateway(LocalServer):
             self._seen, self._pods = now, pods
 
 
-class _Idle(threading.local):
-    """The open connections of a thread, by port."""
-
-    def __init__(self) -> None:
-        self.connections: dict[int, http.client.HTTPConnection] = {}
-
-
-_idle = _Idle()
-
-
-def ask(port: int, call: Call) -> tuple[int, Any, bytes]:
-    """Return status, headers and body of a pod's answer; where an idle connection broke, over a new one."""
-    if (idle := _idle.connections.pop(port, None)) is not None:
-        with contextlib.suppress(*_GONE):
-            return _ask(idle, port, call)
-    return _ask(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), port, call)
-
-
-def _ask(connection: http.client.HTTPConnection, port: int, call: Call) -> tuple[int, Any, bytes]:
-    try:
-        connection.request(*call)
-        answer = connection.getresponse()
-        content = answer.read()
-    except _GONE:
-        connection.close()
-        raise
-    if answer.will_close:
-        connection.close()
-    else:
-        _idle.connections[port] = connection
-    return answer.status, answer.headers, content
+def ask(port: int, call: Call) -> urllib3.BaseHTTPResponse:
+    """Return a pod's answer, over a connection that is kept for the next request."""
+    method, path, body, headers = call
+    return _pods.request(
+        method,
+        f"http://127.0.0.1:{port}{path}",
+        body=body,
+        headers=headers,
+        redirect=False,
+        decode_content=False,
+    )
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
@@ -150,17 +134,16 @@ class _Request(http.server.BaseHTTPRequestHandler):
         if mirror and random.random() * 100 < mirror.get("percent", 100):
             self.server.mirror(mirror["backendRef"]["name"], call)
         for port in self.server.ports(service)[:2]:
-            with contextlib.suppress(ConnectionRefusedError):  # it ended just now: another pod
-                try:
-                    status, its, content = ask(port, call)
-                except ConnectionRefusedError:
-                    raise
-                except _GONE as error:
-                    self._answer(504, {}, str(error).encode())
-                    return
-                kept = {name: value for name, value in its.items() if name.lower() not in _HOP}
-                self._answer(status, kept, content)
+            try:
+                answer = ask(port, call)
+            except NewConnectionError:
+                continue  # it ended just now: another pod
+            except HTTPError as error:
+                self._answer(504, {}, str(error).encode())
                 return
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
+            self._answer(answer.status, kept, answer.data)
+            return
         self._answer(503, {}, f"no pod of {service} is ready".encode())
 
     do_GET = do_POST = _pass_on

@@ -149,12 +149,7 @@ def monitor_commands(programs: Programs, folder: Path, prometheus: str, alertman
 
 @contextlib.contextmanager
 def watched(programs: Programs, folder: Path, target: str) -> Iterator[Monitors]:
-    """Watch an endpoint with the shipped rules until the block ends.
-
-    Args:
-        programs: of `monitor_programs`.
-        folder: an empty one.
-        target: HOST:PORT of the endpoint.
+    """Watch an endpoint (HOST:PORT) with the shipped rules until the block ends; the folder is an empty one.
 
     Raises:
         TimeoutError: a program does not answer.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,25 +100,8 @@ ARMS = (
 )
 
 
-def choose_arms(names: Sequence[str]) -> tuple[Arm, ...]:
-    """Return the arms of these names in their order, ours always among them; no names: all.
-
-    Raises:
-        ValueError: there is no arm of one of the names.
-    """
-    existing = [arm.name for arm in ARMS]
-    if unknown := sorted(set(names) - set(existing)):
-        raise ValueError(f"no arm {unknown[0]!r}: choose among {', '.join(existing)}")
-    return tuple(arm for arm in ARMS if not names or arm.name in (OURS, *names))
-
-
 def fill_store(offline_store: Path, feast_home: Path, url: str) -> int:
     """Write each user's first row into a Redis, through Feast; return their number.
-
-    Args:
-        offline_store: of the champion's home.
-        feast_home: gets Feast's registry.
-        url: of the Redis.
 
     Raises:
         FileNotFoundError: the home has no offline store.

@@ -23,11 +23,11 @@ import numpy as np
 
 from components.measurement import machine_state
 from pipelines.bench.load.arms import (
+    ARMS,
     PREDICT,
     STEPS,
     Arm,
     LoadSetup,
-    choose_arms,
     fill_store,
     ranker_of,
 )
@@ -165,7 +165,7 @@ def bench_load(
     champion: Champion,
     requests: Sequence[Mapping[str, Any]],
     out_dir: Path,
-    names: Sequence[str] = (),
+    arms: Sequence[Arm] = ARMS,
     effort: LoadEffort | None = None,
     goal_ms: float = GOAL_MS,
     endurance: bool = False,
@@ -178,18 +178,18 @@ def bench_load(
         champion: whose bundle all arms serve.
         requests: request lines, sent in turn.
         out_dir: folder of the results.
-        names: of the arms; none: all.
+        arms: ours first.
         effort: the length of each measurement.
         goal_ms: the deadline of a good answer; a capacity keeps it for 99 % of the requests.
         endurance: whether to send ours very many requests and watch its memory.
         deadline_ms: of the endpoint; else its default. The caller can set nothing else of the endpoint.
 
     Raises:
-        ValueError: no requests were given, or there is no arm of a name.
+        ValueError: no requests were given.
         RuntimeError: our own endpoint did not start.
     """
     bodies = bodies_of(requests)
-    ours, *others = choose_arms(names)
+    ours, *others = arms
     before, effort = machine_state(), effort or LoadEffort()
     bundle = champion.bundle(home)
     manifest = read_manifest(bundle)

@@ -63,11 +63,7 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
 
     Parameters are chosen by NDCG@10 on the four weeks before the cut, with a fit on what lies before those.
     Then each peer is fitted until the cut and asked once on the test weeks, over the whole catalogue.
-
-    Args:
-        line: the artefacts of the run.
-        out_dir: the folder of the results.
-        peers: by name; None: all.
+    Without `peers`, all of them.
     """
     before, bundle, data = machine_state(), load_bundle(line.bundle), read_dataset(line.dataset)
     purchases, statistics = purchases_of(data.events), bundle.statistics

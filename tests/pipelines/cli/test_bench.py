@@ -51,17 +51,6 @@ def test_results_are_written_under_the_home_by_default(
     assert folders == [tmp_path / "bench", tmp_path / "other" / "bench", Path("there")]
 
 
-@pytest.mark.parametrize("line", ["{", "[" * 100_000, '"\xff"'])
-def test_a_request_line_that_is_not_json_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    monkeypatch.setattr("pipelines.cli.bench._bundle", lambda context: tmp_path)
-    (tmp_path / "lines.jsonl").write_text('{"basket": ["a"]}\n\n' + line, encoding="latin-1")
-    done = reco(tmp_path, "bench", "latency", "--requests", str(tmp_path / "lines.jsonl"))
-    assert done.exit_code == 2
-    assert f"line 3 of {tmp_path / 'lines.jsonl'} is not JSON" in done.output
-
-
 def test_new_items_get_vectors_of_the_champions_own_towers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

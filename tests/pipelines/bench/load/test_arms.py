@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench.load.arms import ARMS, Arm, LoadSetup, choose_arms, fill_store, ranker_of
+from pipelines.bench.load.arms import ARMS, Arm, LoadSetup, fill_store, ranker_of
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.run.runs import new_run
 from serving.release.champion import Champion
@@ -28,14 +28,6 @@ def setup(**rankers: Path) -> LoadSetup:
 
 def arm(name: str) -> Arm:
     return next(arm for arm in ARMS if arm.name == name)
-
-
-def test_ours_is_always_among_the_arms() -> None:
-    names = [one.name for one in choose_arms([UNOPTIMISED, "onnx-fp32"])]
-    assert names == [OURS, "onnx-fp32", UNOPTIMISED]
-    assert choose_arms([]) == ARMS
-    with pytest.raises(ValueError, match="no arm 'triton': choose among ours"):
-        choose_arms(["triton"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pipelines.bench.load.arms import Arm, LoadSetup
+from pipelines.bench.load.arms import ARMS, Arm, LoadSetup
 from pipelines.bench.load.connections import OK
 from pipelines.bench.load.generator import Load, LoadGenerator, LoadPlan
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
@@ -153,12 +153,10 @@ def test_the_command_passes_the_deadline_and_no_other_setting(
     assert not any(isinstance(value, Settings) for value in given.values())
 
 
-def test_a_bench_without_requests_or_with_an_unknown_arm_is_refused(tmp_path: Path) -> None:
+def test_a_bench_without_requests_is_refused(tmp_path: Path) -> None:
     champion = Champion("b", "1", "m", "bundle", "", "")
     with pytest.raises(ValueError, match="no requests"):
         bench_load(tmp_path, champion, [], tmp_path)
-    with pytest.raises(ValueError, match="no arm 'triton'"):
-        bench_load(tmp_path, champion, [LINE], tmp_path, ["triton"])
 
 
 class Growing:
@@ -244,14 +242,14 @@ def test_arms_are_measured_beside_ours_and_written(
     shutil.copytree(toy_line / "pruned", run.artifacts("prune-ranker") / "ranker")
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
-    names = [UNOPTIMISED]  # the others answer in test_arm_variants.py
+    arms = [arm for arm in ARMS if arm.name in (OURS, UNOPTIMISED)]  # others: test_arm_variants.py
     effort = replace(QUICK, endurance=60)
     result = bench_load(
         home,
         champion,
         evaluation_requests(bundle, 50),
         tmp_path / "out",
-        names,
+        arms,
         effort,
         goal_ms=60_000.0,  # no real goal: this machine may be busy
         endurance=True,
@@ -260,9 +258,9 @@ def test_arms_are_measured_beside_ours_and_written(
     assert json.loads((tmp_path / "out" / "load.json").read_bytes())["bundle_id"] == bundle_id
     assert (tmp_path / "out" / "load.png").exists()
     assert f"Load report of bundle {bundle_id}" in (tmp_path / "out" / "load.md").read_text()
-    assert (set(result["arms"]), result["skipped"]) == ({OURS, *names}, {})
+    assert (set(result["arms"]), result["skipped"]) == ({OURS, UNOPTIMISED}, {})
     for name, arm in result["arms"].items():
-        assert len(arm["alone"]["rounds"]) == (len(names) if name == OURS else 1), "ours is in each pair"
+        assert len(arm["alone"]["rounds"]) == 1, name
         for alone in arm["alone"]["rounds"]:
             assert alone["answered"] == alone["requests"] > 0, name
             assert alone["cpu_ms"] > 0
