@@ -61,7 +61,7 @@ def check(context: Context, data: str, train_until: str) -> None:
 @click.option("--full", is_flag=True, help="Train all five teachers, as `reco submit` does.")
 @click.option("--resume", metavar="RUN", help="Go on with a run after its last good step, or `last`.")
 @click.option("--only", default="", metavar="STEP", help="With --resume: repeat this step alone.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Steps at once.  [default: two; on one core, one]")
+@click.option("--jobs", type=click.IntRange(min=1), help="Steps at once.  [default: one for each core]")
 @registry_options
 @common_options
 def run(

@@ -20,7 +20,7 @@ from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, without_passwords
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
 from pipelines.run.progress import Progress
-from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run
+from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
 from pipelines.run.step_order import StepOrder
 from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 from pipelines.run.stopping import on_stop
@@ -102,7 +102,7 @@ def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str], job
 
 def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str], jobs: int) -> None:
     progress = Progress(stream)
-    order = StepOrder(spec, todo, jobs)
+    order = StepOrder(spec, todo, usual_steps(home, run), jobs)
     names = [step.name for step in run.steps]
     kept = len(names) - len(todo)
     run.pid, began = os.getpid(), time.monotonic()

@@ -244,3 +244,14 @@ def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
             if not any(place.exists() for place in left):
                 freed.append(run.run_id)
     return freed
+
+
+def usual_steps(home: Path, run: Run) -> dict[str, StepState]:
+    """Return the steps of the newest finished run that was asked for the same."""
+    same = ("data", "train_until", "example_params", "retriever_params", "ranker_params")
+    for other in list_runs(home):
+        alike = all(other.arguments.get(key) == run.arguments.get(key) for key in same)
+        kind = (other.pipeline, other.size, other.status) == (run.pipeline, run.size, "done")
+        if other.run_id != run.run_id and kind and alike:
+            return {step.name: step for step in other.steps}
+    return {}

@@ -1,28 +1,33 @@
 """The DAG of a pipeline -> which step starts next, and with how many threads.
 
-A step starts when all it needs is done and fewer than `--jobs` run. A step that measures time runs alone. Of
-several, the first in the order of the DAG starts.
+A step starts when all it needs is done, and a process and its memory are free. A step that measures time runs
+alone. Of several, the one with the longest path to the end starts first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from components.measurement import cores
 from pipelines.run.graph import Spec, downstream
+from pipelines.run.runs import StepState
 
 # They choose, or decide, by milliseconds: another step on the other core would be in the figures.
 TIMED = frozenset({"build-index", "compile-ranker", "promote-bundle"})
-USUAL_JOBS = 2  # on Complete Journey two steps and this process stay below 6 GiB
+MEMORY_MIB = 5 * 1024  # of all steps at once; with this process, below 6 GiB
+FIRST_MIB = 2_048  # assumed for a step that no finished run has measured
 
 
 class StepOrder:
     """The steps of one run that are to be executed."""
 
-    def __init__(self, spec: Spec, todo: Sequence[str], jobs: int = 0) -> None:
-        """Take the pipeline, the steps to execute in the order of the DAG, and how many may run at once."""
+    def __init__(
+        self, spec: Spec, todo: Sequence[str], usual: Mapping[str, StepState], jobs: int = 0
+    ) -> None:
+        """Take the pipeline, the steps to execute, those of a similar run, and how many may run at once."""
         tasks = spec["root"]["dag"]["tasks"]
-        self._todo, self._jobs = todo, jobs or min(cores(), USUAL_JOBS)
+        self._usual, self._todo = usual, todo
+        self._jobs = jobs or cores()
         self._needs = {name: set(tasks[name].get("dependentTasks", ())) & set(todo) for name in todo}
         after = {name: downstream(spec, name) for name in tasks}
         self._beside = {
@@ -31,20 +36,35 @@ class StepOrder:
             - {other for other in tasks if name in after[other]}
             for name in todo
         }
+        self._path: dict[str, float] = {}
+        for name in reversed(todo):  # in the order of the DAG
+            self._path[name] = self._seconds(name) + max(
+                (self._path[later] for later in after[name] if later in self._path), default=0.0
+            )
+
+    def _seconds(self, name: str) -> float:
+        if not self._usual:
+            return 1.0  # the longest path is then the one of most steps
+        return self._usual[name].seconds if name in self._usual else 0.0
+
+    def _memory_mib(self, name: str) -> int:
+        return (self._usual[name].memory_mib if name in self._usual else 0) or FIRST_MIB
 
     def next(self, running: Collection[str], done: Collection[str]) -> str | None:
         """Return the step to start now; None: wait for one that runs, or all are done."""
-        if len(running) >= self._jobs or TIMED & set(running):
-            return None
-        ready = (
+        ready = [
             name
             for name in self._todo
             if name not in running
             and name not in done
             and self._needs[name] <= set(done)
             and not (running and name in TIMED)
-        )
-        return next(ready, None)
+        ]
+        if not ready or len(running) >= self._jobs or TIMED & set(running):
+            return None
+        first = max(ready, key=lambda name: self._path[name])
+        memory = sum(map(self._memory_mib, running)) + self._memory_mib(first)
+        return None if running and memory > MEMORY_MIB else first
 
     def threads(self, name: str) -> int:
         """Return the threads of a step: its share of the cores if another may ever run beside it.

@@ -14,6 +14,7 @@ from pipelines.run.runs import (
     list_runs,
     new_run,
     read_run,
+    usual_steps,
 )
 from serving.release.champion import Champion, write_champion
 
@@ -85,6 +86,16 @@ def test_the_status_follows_the_process_and_the_steps(tmp_path: Path) -> None:
     assert run.status == "failed"
     assert finish(run).status == "done"
     assert run.seconds == 2.0
+
+
+def test_the_usual_time_is_that_of_a_similar_run(tmp_path: Path) -> None:
+    finish(new_run(tmp_path, "training", {"data": "toy"}, ["a"]), 3.0)
+    finish(new_run(tmp_path, "training", {"data": "complete-journey"}, ["a"]), 300.0)
+    new_run(tmp_path, "training", {"data": "toy"}, ["a"])
+    now = new_run(tmp_path, "training", {"data": "toy"}, ["a"])
+    assert usual_steps(tmp_path, now)["a"].seconds == 3.0
+    assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "shop"}, ["a"])) == {}
+    assert usual_steps(tmp_path, new_run(tmp_path, "training", {"data": "toy"}, ["a"], "fast")) == {}
 
 
 def test_a_process_that_got_the_number_of_a_killed_one_is_another(tmp_path: Path) -> None:
