@@ -1,7 +1,7 @@
 """The DAG of a pipeline -> which step starts next, and with how many threads.
 
 A step starts when all it needs is done, and a process and its memory are free. A step that measures time runs
-alone. Of several, the one with the longest path to the end starts first.
+alone. Of several, the first in the order of the DAG starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StepOrder:
     def __init__(
         self, spec: Spec, todo: Sequence[str], usual: Mapping[str, StepState], jobs: int = 0
     ) -> None:
-        """Take the pipeline, the steps to execute, those of a similar run, and how many may run at once."""
+        """Take the pipeline, the steps to execute in its order, those of a similar run, how many at once."""
         tasks = spec["root"]["dag"]["tasks"]
         self._usual, self._todo = usual, todo
         self._jobs = jobs or cores()
@@ -36,33 +36,22 @@ class StepOrder:
             - {other for other in tasks if name in after[other]}
             for name in todo
         }
-        self._path: dict[str, float] = {}
-        for name in reversed(todo):  # in the order of the DAG
-            self._path[name] = self._seconds(name) + max(
-                (self._path[later] for later in after[name] if later in self._path), default=0.0
-            )
-
-    def _seconds(self, name: str) -> float:
-        if not self._usual:
-            return 1.0  # the longest path is then the one of most steps
-        return self._usual[name].seconds if name in self._usual else 0.0
 
     def _memory_mib(self, name: str) -> int:
         return (self._usual[name].memory_mib if name in self._usual else 0) or FIRST_MIB
 
     def next(self, running: Collection[str], done: Collection[str]) -> str | None:
         """Return the step to start now; None: wait for one that runs, or all are done."""
-        ready = [
+        ready = (
             name
             for name in self._todo
             if name not in running
             and name not in done
             and self._needs[name] <= set(done)
             and not (running and name in TIMED)
-        ]
-        if not ready or len(running) >= self._jobs or TIMED & set(running):
+        )
+        if (first := next(ready, None)) is None or len(running) >= self._jobs or TIMED & set(running):
             return None
-        first = max(ready, key=lambda name: self._path[name])
         memory = sum(map(self._memory_mib, running)) + self._memory_mib(first)
         return None if running and memory > MEMORY_MIB else first
 
