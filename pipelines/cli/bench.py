@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import logging
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from feature_repo.atomic_files import read_json
 from pipelines.cli.options import Command, Context, common_options, results_folder, stacked
 from pipelines.run.launch import dataset_of, evaluated_run, newest_data, train_toy_shop
 from serving.release.champion import read_champion
@@ -66,8 +66,8 @@ def _request_lines(file: IO[bytes]) -> list[dict[str, Any]]:
     lines = []
     for number, line in enumerate(file, 1):
         try:
-            lines += [json.loads(line)] if line.strip() else []
-        except (ValueError, RecursionError) as error:
+            lines += [read_json(line)] if line.strip() else []
+        except ValueError as error:
             raise click.UsageError(
                 f"line {number} of {file.name} is not JSON ({error}): expected one request object a line"
             ) from error
