@@ -96,7 +96,7 @@ def verify_answers(bundle: Path, bundle_id: str, answer: Callable[[GoldenRequest
                 f"bundle {bundle_id} answers golden request {request_id} "
                 f"with {scores[:3]}…, recorded was {list(record.expected[:3])}…: "
                 "the models or this code are not those it was built with; serve it with that code, "
-                "or train again with `reco run`"
+                "or train again with `reco run --data DIR`"
             )
     return len(records)
 
