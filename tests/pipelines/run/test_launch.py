@@ -16,8 +16,6 @@ from components.home import Conflict
 from feature_repo.events import read_dataset
 from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from monitoring.retraining import COOL_DOWN
-from monitoring.verdict import DriftVerdict
-from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     DATA_NAMES,
@@ -36,8 +34,7 @@ from pipelines.run.runs import Run, champions_run, list_runs, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.stages.retrieval import Quotas
-
-VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+from tests.pipelines.conftest import VERDICT
 
 
 @pytest.fixture
