@@ -1,4 +1,4 @@
-"""A file's new content -> the file, replaced in one step; and the bounded reading and the SHA-256 of a file.
+"""A file's new content -> the file, replaced in one step; and the reading and the SHA-256 of a file.
 
 The content is written beside the file under a hidden name that ends in `.part`, and then renamed. An error
 removes the temporary file. A killed process leaves it behind: readers must skip such names.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
 
 @contextmanager
@@ -102,6 +104,18 @@ def read_regular(file: Path, max_bytes: int) -> bytes:
         if not S_ISREG(stat.st_mode) or stat.st_size > max_bytes:
             raise ValueError(f"expected a regular file of at most {max_bytes} bytes")
         return stream.read(max_bytes)
+
+
+def read_json(content: str | bytes) -> Any:
+    """Return the document that a JSON text holds.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than Python reads.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def sha256_of(file: Path) -> str:

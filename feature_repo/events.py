@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feature_repo.atomic_files import sha256_of, write_file
+from feature_repo.atomic_files import read_json, sha256_of, write_file
 from feature_repo.errors import RecoError
 from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
 from feature_repo.ids import did_you_mean, is_id
@@ -404,9 +404,9 @@ def read_dataset(path: Path) -> Dataset:
     if not file.is_file():
         raise EventsInvalid(f"{path} holds no data set (no manifest.json): run ingest_events first")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = read_json(file.read_text(encoding="utf-8"))
         kind, files = manifest["kind"], manifest["files"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EventsInvalid(f"{file} is no manifest of a data set ({error}): ingest it again") from error
     if kind != "dataset":
         raise EventsInvalid(f"{path} holds a {kind}, expected a dataset: pass the right artefact")

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import read_json, write_file
 from monitoring.verdict import DriftVerdict
 
 COOL_DOWN = timedelta(hours=6)
@@ -128,10 +128,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        last = json.loads(path.read_text())
+        last = read_json(path.read_text())
         started_at = datetime.fromisoformat(last["started_at"]).isoformat()
         return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error
 
 

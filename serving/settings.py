@@ -154,11 +154,16 @@ class Settings:
     )
     batch_max_rows: int = setting(
         800,
-        "Most candidates of such a call; a row takes 304 bytes of our ranker's body limit",
+        "Most candidates of such a call; our own ranker takes up to 4,096",
         ge=1,
         le=1 << 20,
     )
-    body_limit_bytes: int = setting(262_144, "A longer request is refused with 413", ge=1_024, le=64 << 20)
+    body_limit_bytes: int = setting(
+        262_144,
+        "A longer request is refused with 413; 4,096 rows of the ranker fit over gRPC in any case",
+        ge=1_024,
+        le=64 << 20,
+    )
     body_timeout_ms: float = setting(
         1_000.0, "Headers or a body that take longer to arrive are refused with 408", ge=10, le=600_000
     )

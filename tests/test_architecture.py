@@ -5,15 +5,13 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections import Counter
-from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from tests.docs.source import tree
+from tests.docs.source import canonical, declared, tree
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")
@@ -77,21 +75,6 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.split(".")[0])
     return found
-
-
-@cache
-def declared(*extras: str) -> set[str]:
-    """The distributions that pyproject.toml requires: base and the named extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [
-        *project["dependencies"],
-        *(x for extra in extras for x in project["optional-dependencies"][extra]),
-    ]
-    return {canonical(re.split(r"[\[<>=;~! ]", line)[0]) for line in lines}
-
-
-def canonical(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 # ------------------------------------------------------------------------------------------- the files

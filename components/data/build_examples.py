@@ -26,7 +26,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from components.data.examples import Examples, RankerExamples, RetrieverExamples, write_arrays, write_manifest
+from components.data.examples import (
+    GRAPH_DEGREE,
+    Examples,
+    RankerExamples,
+    RetrieverExamples,
+    write_arrays,
+    write_manifest,
+)
 from components.data.fit_statistics import NoCatalogue, Purchases, fit, fresh_by_day, read_purchases
 from components.hyper_parameters import ExampleParams
 from components.measurement import cores
@@ -53,7 +60,6 @@ BASKET_WIDTH = 64  # items of one basket the retriever trains on
 MIN_BASKET_ITEMS = 4  # in smaller baskets no item can be hidden without losing the shopper's purpose
 HIDDEN_RATIO = 0.2
 ANSWERED_S = 1_800.0  # a checkout is over when it neither asks nor pays for so long
-GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
 SHARES = 8  # users are split into as many, whatever the machine: the same seed gives the same examples
 MOST_BASKETS = 120  # of one shopper within WINDOW that teach; in Complete Journey the busiest has 104
 SMALL = 100_000  # purchased lines: up to so many are replayed sooner than other processes start

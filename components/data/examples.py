@@ -13,6 +13,8 @@ from components.home import write_json
 from feature_repo.errors import RecoError
 from feature_repo.schema import schema_hash
 
+GRAPH_DEGREE = 20  # neighbours of an item in the graph that a graph ranker smooths over
+
 
 class ContractViolation(RecoError):
     """An artefact on disk differs from the form that its reader expects."""

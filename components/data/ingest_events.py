@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from components.data.complete_journey import read_complete_journey
+from feature_repo.atomic_files import read_json
 from feature_repo.events import (
     ITEM_COLUMNS,
     Dataset,
@@ -362,12 +362,12 @@ def _timezone(directory: Path) -> str:
     if file is None:
         return "UTC"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file.read_text(encoding="utf-8"))
         if file.name == "dataset.json" and (unknown := content.keys() - {"timezone"}):
             raise ValueError(f"unknown key {min(unknown)!r}")
         name = content.get("timezone", "UTC")
         ZoneInfo(name)
-    except (ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
         raise EventsInvalid(
             f'{file} should read {{"timezone": "Europe/Berlin"}} with an IANA name ({error})'
         ) from error

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
+from components.data.examples import GRAPH_DEGREE
 from components.models.ranker import CANDIDATE, QUERY, Inputs, Ranker, Shape, looked_up, mlp, tables
 
 
@@ -29,7 +33,7 @@ class GraphRanker(Ranker):
         hidden: int = 128,
         dropout: float = 0.0,
         layers: int = 2,
-        degree: int = 20,
+        degree: Annotated[int, Meta(ge=1, le=GRAPH_DEGREE)] = GRAPH_DEGREE,
     ) -> None:
         """Take the shape, the items' dimension, the layers' width, and the graph's depth and degree."""
         super().__init__(shape)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from feature_repo.atomic_files import replaced, write_file
+from feature_repo.atomic_files import read_json, replaced, write_file
 from feature_repo.events import Dataset, EventsInvalid, read_dataset, write_dataset
 from serving.release.golden import FILE as GOLDEN
 
@@ -83,9 +83,9 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     at = pd.Timestamp(until, unit="us", tz="UTC")
     kept = ~((data.events["user_id"] == user_id) & (data.events["at"] <= at))
     try:
-        lines = [json.loads(line) for line in _lines(folder / "quarantine.jsonl")]
+        lines = [read_json(line) for line in _lines(folder / "quarantine.jsonl")]
         refused = [line for line in lines if not _is_of(line, user_id)]
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise EventsInvalid(f"{folder / 'quarantine.jsonl'} holds a line that is no row: {error}") from error
     # `users.parquet` may lie beside the tables and holds ids; the data set is written again without it.
     known = erase_rows(folder / "users.parquet", user_id, until, dry_run=True)
@@ -116,8 +116,8 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
 
     def is_of_user(line: str) -> bool:
         try:
-            return _is_of(json.loads(line), user_id)
-        except (ValueError, AttributeError, RecursionError):
+            return _is_of(read_json(line), user_id)
+        except (ValueError, AttributeError):
             return user_id in line
 
     lines = _lines(file)

@@ -8,7 +8,6 @@ may still write rows that it holds in memory, so the rows and the archive are se
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
@@ -37,7 +36,7 @@ from components.privacy.erased_files import (
     names_user,
 )
 from components.privacy.erased_stores import erase_coupons, erase_row
-from feature_repo.atomic_files import is_damage
+from feature_repo.atomic_files import is_damage, read_json
 from feature_repo.events import CLOCK_SKEW, EventsInvalid
 from feature_repo.ids import MAX_ID_LENGTH, is_id
 from feature_repo.snapshots import USER_VIEW
@@ -212,8 +211,8 @@ class _Erasure:
     def streams(self) -> bool:
         """Say whether a stream works under this home."""
         try:
-            updated_at = float(json.loads((self.home / "stream.json").read_bytes())["updated_at"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
+            updated_at = float(read_json((self.home / "stream.json").read_bytes())["updated_at"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
             return False  # a running one writes it again each second
         return time.time() - updated_at < ALIVE_S
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from components.home import default_tracking_uri, write_json
+from feature_repo.atomic_files import read_json
 from feature_repo.errors import RecoError, without_password
 
 HEAD_FILE = "history.json"
@@ -65,8 +66,8 @@ def read_line(text: str) -> Promotion:
         HistoryBroken: the text is no line.
     """
     try:
-        return Promotion(**json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
+        return Promotion(**read_json(text))
+    except (ValueError, TypeError) as error:
         raise HistoryBroken(f"{text[:80]!r} is no line of the history ({error})") from error
 
 

@@ -180,7 +180,7 @@ def rollback(
 def _was_killed(registry: Registry, home: Path, history: Sequence[Promotion]) -> bool:
     """Say whether a way back has not ended: in the registry, or in the home that began it.
 
-    Then the home names an earlier champion; one of another registry says nothing.
+    Then the home names an earlier champion, since before; one of another registry says nothing.
     """
     if (last := history[-1]).action == "promote":
         return False
@@ -192,8 +192,8 @@ def _was_killed(registry: Registry, home: Path, history: Sequence[Promotion]) ->
         pointer = read_champion(home)
     except NoChampion:
         return True
-    promoted = {(line.version, line.bundle_id) for line in history}
-    return (pointer.version, pointer.bundle_id) in promoted - {(last.version, last.bundle_id)}
+    earlier = {(line.version, line.bundle_id) for line in history} - {(last.version, last.bundle_id)}
+    return pointer.promoted_at <= last.at and (pointer.version, pointer.bundle_id) in earlier
 
 
 def _complete(registry: Registry, home: Path, last: Promotion, dry_run: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from components.ranker.certificate import ParityFailed, check_chain
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.release.model_card import model_card
 from components.release.registry import CHALLENGER, Registry
-from feature_repo.atomic_files import read_regular
+from feature_repo.atomic_files import read_json, read_regular
 from serving.errors import BundleInvalid
 from serving.release.bundle import verify_files
 from serving.release.golden import read_golden
@@ -75,10 +75,10 @@ def read_evaluation(bundle: Path) -> dict[str, Any]:
     if not file.is_file():
         raise BundleInvalid(f"{bundle} holds no evaluation.json: run evaluate_bundle on it first")
     try:
-        evaluation = json.loads(read_regular(file, MAX_BYTES))
+        evaluation = read_json(read_regular(file, MAX_BYTES))
         if not isinstance(evaluation, dict):
             raise TypeError("not an object")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise BundleInvalid(f"{file} is no evaluation ({error}): run evaluate_bundle again") from error
     return evaluation
 
@@ -90,10 +90,10 @@ def read_certificates(bundle: Path) -> list[dict[str, Any]]:
         BundleInvalid: they can't be read.
     """
     try:
-        certificates: list[dict[str, Any]] = json.loads(read_regular(bundle / CERTIFICATES, MAX_BYTES))
+        certificates: list[dict[str, Any]] = read_json(read_regular(bundle / CERTIFICATES, MAX_BYTES))
         if not all(isinstance(one, dict) for one in certificates):
             raise TypeError("not a list of objects")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise BundleInvalid(
             f"{bundle / CERTIFICATES} holds no certificates ({error}): run compile_ranker again"
         ) from error

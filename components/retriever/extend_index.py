@@ -26,12 +26,12 @@ import torch
 
 from components.data.examples import ContractViolation
 from components.data.fit_statistics import Purchases, fresh_by_day
-from components.models.two_tower import TwoTower
+from components.models.two_tower import QueryTower, TwoTower
 from components.release.assemble_bundle import seal_with_golden
 from components.retriever.train_retriever import load_retriever
 from feature_repo.atomic_files import is_damage
 from feature_repo.ids import is_id
-from feature_repo.schema import LEVELS
+from feature_repo.schema import BASKET_LENGTH, HISTORY_LENGTH, LEVELS
 from feature_repo.statistics import (
     ARRAYS,
     NO_ITEM,
@@ -40,12 +40,13 @@ from feature_repo.statistics import (
     write_statistics,
 )
 from feature_repo.stream.erasure import Forgotten
-from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, load_bundle
+from serving.release.bundle import NEW_VECTORS, REMOVED_ITEMS, Bundle, load_bundle
 from serving.release.golden import GoldenRequest, read_golden
 from serving.stages.retrieval import Quotas
 
 log = logging.getLogger(__name__)
 
+ALIKE = 0.01  # two processors differ by less in a vector, two trainings by more
 _LARGEST = float(np.finfo(np.float32).max)
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 # Pandas unpacks a .zip, .tar, .gz or .xz by itself: the errors of a broken one, beside Python's usual ones.
@@ -84,10 +85,12 @@ def extend_index(
     _check(new, removed, before)
     model = load_retriever(retriever)
     known = before.known_items
-    if not np.array_equal(model.categorical[1:].numpy(), before.categorical[:known]):
+    if not (
+        np.array_equal(model.categorical[1:], before.categorical[:known]) and _is_tower_of(model, loaded)
+    ):
         raise ContractViolation(
-            f"{retriever} was trained on other items than bundle {loaded.bundle_id} holds: "
-            "pass the checkpoint of the run that made the bundle"
+            f"{retriever} was trained on other items than bundle {loaded.bundle_id} holds, or is of another "
+            "training: pass the checkpoint of the run that made the bundle"
         )
     if extended.exists():
         shutil.rmtree(extended)
@@ -118,6 +121,21 @@ def extend_index(
     )
     log.info("bundle %s: %d new items, %d removed", bundle_id, after.new_items, len(gone))
     return bundle_id
+
+
+def _is_tower_of(model: TwoTower, bundle: Bundle) -> bool:
+    """Say whether a bundle's query tower is the model's: it gives some baskets the same vectors."""
+    baskets = np.resize(np.arange(1, len(model.categorical)), (64, BASKET_LENGTH))
+    history = np.zeros((len(baskets), HISTORY_LENGTH))
+    inputs = {
+        "history": history.astype(np.int64),
+        "history_weight": history.astype(np.float32),
+        "basket": baskets,
+    }
+    served = bundle.query_tower.run(["vector"], inputs)[0]
+    with torch.no_grad():
+        own = QueryTower(model)(*map(torch.from_numpy, inputs.values())).numpy()
+    return own.shape == served.shape and np.allclose(own, served, atol=ALIKE)
 
 
 def _without(forgotten: Forgotten, bundle: Path) -> list[GoldenRequest]:

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +167,21 @@ class Cluster:
                 f"the Kubernetes API answers {answer.status_code} ({message}): the route keeps its weights; "
                 "`reco release --resume` goes on when it does"
             )
-            if (pause := answer.headers.get("retry-after", "")).isdecimal():
-                busy.pause_s = min(float(pause), LONGEST_PAUSE_S)
+            busy.pause_s = min(_retry_after_s(answer.headers.get("retry-after", "")), LONGEST_PAUSE_S)
             raise busy
         raise ClusterRefused(
             f"the cluster refuses {method} {path} with {answer.status_code} ({message}): apply infra/kserve, "
             "and see that this account has the rights of infra/kserve/release/rights.yaml"
         )
+
+
+def _retry_after_s(text: str) -> float:
+    """Return the seconds of a header Retry-After, a number or a date; 0 for anything else."""
+    if text.isdecimal():
+        return float(text)
+    with suppress(ValueError, TypeError, OverflowError):
+        return parsedate_to_datetime(text).timestamp() - time.time()
+    return 0.0
 
 
 def _message(answer: httpx.Response) -> str:

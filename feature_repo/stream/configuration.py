@@ -121,7 +121,7 @@ def _dotenv(environ: Mapping[str, str], error: type[Exception]) -> dict[str, str
     """
     if environ.get(CONFIG, "").strip() == NO_FILE or not Path(DOTENV_FILE).is_file():
         return {}
-    from dotenv import dotenv_values
+    from dotenv.main import resolve_variables
     from dotenv.parser import parse_stream
 
     try:
@@ -140,7 +140,8 @@ def _dotenv(environ: Mapping[str, str], error: type[Exception]) -> dict[str, str
                 f"{DOTENV_FILE}, line {line.original.line + blank}: expected VARIABLE=VALUE, with a quote at "
                 "both ends of the value or at none"
             )
-    return {name.upper(): value for name, value in dotenv_values(DOTENV_FILE).items()}
+    pairs = [(line.key, line.value) for line in lines if line.key is not None]
+    return {name.upper(): value for name, value in resolve_variables(pairs, override=True).items()}
 
 
 def has_files(environ: Mapping[str, str]) -> bool:

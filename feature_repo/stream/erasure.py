@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from feature_repo.aggregates import UserEvents, compact
-from feature_repo.atomic_files import write_file
+from feature_repo.atomic_files import read_json, write_file
 from feature_repo.facts import Fact
 
 FILE = "forgotten.json"
@@ -46,12 +46,12 @@ class Forgotten:
         if home is None:
             return cls()
         try:
-            document = json.loads((home / FILE).read_bytes())
+            document = read_json((home / FILE).read_bytes())
             until = {one: microseconds(datetime.fromisoformat(at)) for one, at in document["until"].items()}
             return cls(bytes.fromhex(document["salt"]), until)
         except FileNotFoundError:
             return cls()
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForgottenInvalid(
                 f"{home / FILE} is not a list of forgotten users ({type(error).__name__}): bring it back "
                 "from a copy; without it they would return"

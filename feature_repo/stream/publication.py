@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from feature_repo.atomic_files import read_regular
+from feature_repo.atomic_files import read_json, read_regular
 
 FILE = "online_store.json"
 MAX_BYTES = 65_536
@@ -37,7 +36,7 @@ def read_publication(home: Path) -> Publication | None:
     """
     file = home / FILE
     try:
-        document = json.loads(read_regular(file, MAX_BYTES))
+        document = read_json(read_regular(file, MAX_BYTES))
         return Publication(
             bundle_id=str(document["bundle_id"]),
             cut=_time(document["cut"]),
@@ -47,7 +46,7 @@ def read_publication(home: Path) -> Publication | None:
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise PublicationDamaged(
             f"{file} does not say what the stores hold ({type(error).__name__}: {error}): "
             "`reco run` writes it again"

@@ -21,7 +21,7 @@ from pipelines.cli.options import (
     trusted_keys_option,
 )
 from pipelines.cli.rollout import roll_back_traffic
-from pipelines.run.launch import absolute, allowed_ratio, existing_registry, run_datasets
+from pipelines.run.launch import absolute, allowed_ratio, check_data, existing_registry, run_datasets
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 
@@ -331,6 +331,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     from components.release.register_bundle import register_bundle
     from components.retriever.refresh_counts import refresh_counts
 
+    if data:
+        check_data(data)
     champion, retriever = read_champion(context.home), champions_retriever(context)
     folder = context.home / "refreshed"
     with (

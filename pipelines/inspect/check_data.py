@@ -17,7 +17,7 @@ from components.data.ingest_events import (
 )
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
-from pipelines.run.launch import absolute, check_train_until
+from pipelines.run.launch import DATA_NAMES, absolute, check_data, check_train_until
 from pipelines.tables import counted, table
 
 SHOWN = 10  # refused rows in the text; the document has all
@@ -36,6 +36,8 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
         EventsInvalid: the data can't be found, read or used; the message says why.
     """
     check_train_until(train_until)
+    if data in DATA_NAMES:  # `ingest_events` refuses other names, as a run's first step
+        check_data(data)
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "dataset"
         found: dict[str, Any] = {}

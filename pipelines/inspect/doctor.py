@@ -172,15 +172,15 @@ def _cure(home: Path, champion: Champion) -> str:
 
     The registry replaces damaged files. Files that are as their manifest says came from other code.
     """
+    run = champions_run(home)
+    data = shlex.quote(str(run.arguments.get("data") or "DIR")) if run else "DIR"
     try:
         bundle = champion.bundle(home)
         verify_files(bundle, read_manifest(bundle))
     except BundleInvalid:
         if (home / "mlflow.db").is_file():
             return f"reco promote {champion.version}"
-        return "reco run"
-    run = champions_run(home)
-    data = shlex.quote(str(run.arguments.get("data") or "DIR")) if run else "DIR"
+        return f"reco run --data {data}"
     # The gate cannot measure this champion, and so would not refuse another shop's model.
     return f"reco run --data {data} --param gate_params.over_champion=0"
 

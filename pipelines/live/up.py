@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import sys
 import time
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import redis
 
 from components.home import Running, write_json
+from feature_repo.atomic_files import read_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
 from feature_repo.stream.publication import read_publication
@@ -241,8 +241,8 @@ def fill_store(
 def _filled_with(note: Path) -> str:
     """Return the bundle whose features the store got; "" without a readable note: it gets them again."""
     try:
-        return str(json.loads(note.read_bytes())["bundle_id"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return str(read_json(note.read_bytes())["bundle_id"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return ""
 
 

@@ -37,14 +37,17 @@ class NoRegistry(RecoError):
 
 
 def check_data(data: str) -> None:
-    """Refuse a name of data that does not exist, before anything starts.
+    """Refuse unknown data before anything starts; warn of a folder that has the name of a data set.
 
     Raises:
         ArgumentsInvalid: neither a folder nor the name of a data set.
     """
     if not data.strip():
         raise ArgumentsInvalid(f"--data is empty: give a folder, {' or '.join(DATA_NAMES)}")
-    if data not in DATA_NAMES and not Path(data).exists():
+    if data in DATA_NAMES:
+        if Path(data).exists():
+            log.warning("%s is the built-in data set; for the folder here give ./%s", data, data)
+    elif not Path(data).exists():
         raise ArgumentsInvalid(f"no data {data!r}: neither a folder nor a name; {closest(data, DATA_NAMES)}")
 
 
@@ -85,11 +88,9 @@ def absolute(data: str) -> str:
     The name of a data set stays one, also beside a folder with that name: a run repeated elsewhere reads the
     same data.
     """
-    if data in DATA_NAMES:
-        if Path(data).exists():
-            log.warning("%s is the built-in data set; for the folder here give ./%s", data, data)
+    if not data or data in DATA_NAMES or not Path(data).exists():
         return data
-    return str(Path(data).absolute()) if data and Path(data).exists() else data
+    return str(Path(data).absolute())
 
 
 def existing_registry(home: Path, tracking_uri: str) -> str:

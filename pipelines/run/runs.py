@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import psutil
 
 from components.home import command, write_json
+from feature_repo.atomic_files import read_json
 from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import is_name
 from pipelines.run.graph import Outputs
@@ -159,13 +159,13 @@ def read_run(folder: Path) -> Run:
         RunUnknown: there is no readable record.
     """
     try:
-        document = json.loads((folder / "state.json").read_bytes())
+        document = read_json((folder / "state.json").read_bytes())
         del document["kind"]
         document.pop("code", None)  # of an older record
         steps = [StepState(**step) for step in document.pop("steps")]
         run = Run(folder=folder, steps=steps, **document)
         run.arguments = _follow_move(run.arguments, folder.absolute().parents[1])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunUnknown(f"{folder / 'state.json'} is not the record of a run ({error})") from error
     if run.status != "running":  # its process was killed, and could not write it down
         for step in run.steps:

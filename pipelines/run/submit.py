@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feature_repo.atomic_files import write_output
+from feature_repo.atomic_files import read_json, write_output
 from feature_repo.errors import CONFLICT, UNREACHABLE, USAGE, RecoError, without_password
 from pipelines.run.graph import read_spec
 
@@ -376,8 +376,8 @@ def _api(host: str) -> Iterator[None]:
 
 def _message(body: Any) -> str:
     try:
-        found = json.loads(body)
-    except (ValueError, TypeError, RecursionError):
+        found = read_json(body)
+    except (ValueError, TypeError):
         return ""
     return (
         str(found.get("message") or found.get("error_message") or "")[:500] if isinstance(found, dict) else ""

@@ -469,6 +469,6 @@ def answer_golden(bundle: Bundle, golden: GoldenRequest) -> Scores:
     if response.degraded:
         raise BundleInvalid(
             f"bundle {bundle.bundle_id} answers golden request {request.request_id} degraded "
-            f"({response.degraded_reason}), expected the full path: train again with `reco run`"
+            f"({response.degraded_reason}), expected the full path: train again with `reco run --data DIR`"
         )
     return [(item.item_id, round(item.score, 6)) for item in response.items]

@@ -38,7 +38,7 @@ from serving.api.grpc_service import Health, RecommendationsService, read_metada
 from serving.api.http_routes import RECOMMENDATIONS, Limits, routes
 from serving.api.http_server import FIRST_S, SHY_S, HttpServer, Waits, room_for
 from serving.api.openapi import openapi
-from serving.api.predictor import Predictor
+from serving.api.predictor import MAX_CALL_BYTES, Predictor
 from serving.api.problems import MAX_DETAIL_LENGTH, MEDIA_TYPE, problem
 from serving.api.rehearsal import rehearse
 from serving.api.transformer import Transformer
@@ -182,7 +182,8 @@ class Endpoint(ModelServer):
         server = grpc.aio.server(
             interceptors=(CallerInterceptor(self._callers), _Statuses()),
             options=[
-                ("grpc.max_receive_message_length", settings.body_limit_bytes),
+                # Of all methods. A bundle with more candidates may take over at any time.
+                ("grpc.max_receive_message_length", max(settings.body_limit_bytes, MAX_CALL_BYTES)),
                 # Of one endpoint only: else two could share the port by accident, each getting some requests.
                 ("grpc.so_reuseport", int(settings.processes > 1)),
                 ("grpc.max_allowed_incoming_connections", self._most_connections),

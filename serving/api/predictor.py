@@ -18,6 +18,7 @@ from serving.errors import Overloaded
 from serving.schemas import PRIORITIES, read_call
 
 MAX_ROWS = 4_096  # rows of one ranker call, and elements of one tensor's first dimension anywhere
+MAX_CALL_BYTES = MAX_ROWS * (4 * len(DENSE_NAMES) + 8 * len(CATEGORICAL)) + 4_096  # and its names
 _KINDS = {"FP32": "iuf", "INT32": "iu", "INT64": "iu", "BYTES": "OUS"}  # numpy kinds that JSON data may have
 
 

@@ -43,7 +43,7 @@ async def rehearse(app: App, checkout: Checkout) -> None:
                     raise BundleInvalid(
                         f"bundle {bundle.bundle_id} answers golden request {request['request_id']} "
                         f"over {path} with {status} {body[:200]!r}, "
-                        "expected the full path: train again with `reco run`"
+                        "expected the full path: train again with `reco run --data DIR`"
                     )
 
 

@@ -316,6 +316,8 @@ def open_session(file: Path, threads: int = 1) -> ort.InferenceSession:
     try:
         # Without a second attempt, of which ONNX Runtime would speak on stdout.
         providers = ["CPUExecutionProvider"]
-        return ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
+        session = ort.InferenceSession(file.read_bytes(), options, providers, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
         raise BundleInvalid(f"{file} is not a graph that ONNX Runtime can run: {str(error)[:200]}") from error
+    session._model_bytes = None  # else it holds the file for as long, beside the weights that it has read
+    return session

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from feature_repo.atomic_files import read_regular, write_file
+from feature_repo.atomic_files import read_json, read_regular, write_file
 from feature_repo.ids import is_path
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.manifest import read_manifest
@@ -53,7 +53,7 @@ def read_champion(home: Path) -> Champion:
     try:
         if file.is_symlink():
             raise ValueError("expected a file, found a link")
-        content = json.loads(read_regular(file, MAX_BYTES))
+        content = read_json(read_regular(file, MAX_BYTES))
         given = {field.name: content.get(field.name, "") for field in fields(Champion)}
         path = content["path"]
         champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})
@@ -62,7 +62,7 @@ def read_champion(home: Path) -> Champion:
             f"{home} has no champion: train one with `reco --home {shlex.quote(str(home))} run`, "
             "or point --home at one"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         fault = f"{error.__class__.__name__}: {error}"
         if isinstance(error, json.JSONDecodeError):  # its own words speak of columns and chars
             fault = "it is no JSON"

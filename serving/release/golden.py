@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from feature_repo.atomic_files import read_regular
+from feature_repo.atomic_files import read_json, read_regular
 from serving.errors import BundleInvalid
 from serving.schemas import Request, parse_request
 from serving.stores.online_features import MemoryStore, UserRow
@@ -57,8 +57,8 @@ def read_golden(bundle: Path) -> list[GoldenRequest]:
     """
     file = bundle / FILE
     try:
-        records = [GoldenRequest(**json.loads(line)) for line in read_regular(file, MAX_BYTES).splitlines()]
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        records = [GoldenRequest(**read_json(line)) for line in read_regular(file, MAX_BYTES).splitlines()]
+    except (OSError, ValueError, TypeError) as error:
         raise BundleInvalid(
             f"the golden requests of {bundle} can't be read "
             f"({error.__class__.__name__}: {str(error)[:200]}): assemble the bundle again"
@@ -96,7 +96,7 @@ def verify_answers(bundle: Path, bundle_id: str, answer: Callable[[GoldenRequest
                 f"bundle {bundle_id} answers golden request {request_id} "
                 f"with {scores[:3]}…, recorded was {list(record.expected[:3])}…: "
                 "the models or this code are not those it was built with; serve it with that code, "
-                "or train again with `reco run`"
+                "or train again with `reco run --data DIR`"
             )
     return len(records)
 

@@ -31,7 +31,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         body = {
             name: manifest[name] for name in ("kind", "cut", "schema_hash", "settings", "made_from", "files")
         }
-        found = bundle_id_of(body)
+        found = bundle_id_of(body)  # a RecursionError if it is nested too deep to be written
         stated = manifest["bundle_id"]
         whole = isinstance(body["settings"], dict) and all(isinstance(v, str) for v in body["files"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from feature_repo.atomic_files import is_part, read_regular, sha256_of
+from feature_repo.atomic_files import is_part, read_json, read_regular, sha256_of
 from serving.errors import BundleInvalid
 from serving.release.bundle import PROVENANCE_FILE, SIGNATURE_FILE, SIGNATURE_FILES
 from serving.release.manifest import read_manifest
@@ -115,14 +115,14 @@ def _read_signed(bundle: Path, trust: _Trust) -> Signed:
 def _read_statement(file: Path, predicate: str, trust: _Trust) -> tuple[dict[str, Any], Path]:
     """Return a signed statement and the key that signed it."""
     try:
-        envelope = json.loads(read_regular(file, MAX_BYTES))["dsseEnvelope"]
+        envelope = read_json(read_regular(file, MAX_BYTES))["dsseEnvelope"]
         payload = base64.b64decode(envelope["payload"], validate=True)
         signatures = [base64.b64decode(one["sig"], validate=True) for one in envelope["signatures"]]
         if envelope["payloadType"] != PAYLOAD:
             raise ValueError(f"payload type {str(envelope['payloadType'])!r:.60}")
     except FileNotFoundError as error:
         raise SignatureInvalid(f"{file} is missing: sign the bundle (reco sign)") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SignatureInvalid(f"{file} is no signature ({error}): sign the bundle again") from error
     key = next((key for key in trust.keys if any(_is_signed(key, payload, one) for one in signatures)), None)
     if key is None:

@@ -11,6 +11,7 @@ import pytest
 from components import steps
 from components.evaluation.baselines import BASELINES
 from components.pages import show
+from tests.conftest import Numbers
 
 REPORT = {
     "model": "dlrm",
@@ -38,16 +39,6 @@ SHOWING = [
     for name, value in vars(steps).items()
     if hasattr(value, "python_func") and "page" in value.python_func.__annotations__
 ]
-
-
-class Numbers:
-    """KFP's artifact, as far as a step uses it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.logged = str(path), dict[str, float]()
-
-    def log_metric(self, name: str, value: float) -> None:
-        self.logged[name] = value
 
 
 def test_a_page_shows_numbers_and_curves(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """A shop of five items with one request, and the fitted tables of a toy shop."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +14,14 @@ from feature_repo.aggregates import DAY_S, UserEvents
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
+from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.toy_shop import toy_dataset
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
 UNKNOWN = -1  # an item that the catalogue lacks
+AT = "2020-01-01T00:00:00Z"
+FIELDS: dict[str, Any] = {"bundle_id": "b1", "cut": AT, "until": AT, "created_at": AT, "users": 3}
 
 
 Fitted = tuple[Statistics, dict[str, list[str]]]  # the tables, and the names behind their codes
@@ -75,3 +81,7 @@ def rows(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Rows:
     row = row_of([(NOW - 30 * DAY_S, [MILK], 1.0, 0.0), (NOW - 10 * DAY_S, [MILK, TEA], 6.0, 2.0)])
     query = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
     return Rows(query, np.array([BUTTER, JAM, MILK, TEA]))
+
+
+def write_note(home: Path, **changed: Any) -> None:
+    (home / PUBLICATION).write_text(json.dumps({"kind": "online_store", "items": 9, **FIELDS, **changed}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from feature_repo.atomic_files import is_damage, is_gone, replaced, write_file, write_output
+from feature_repo.atomic_files import is_damage, is_gone, read_json, replaced, write_file, write_output
 
 
 def names(folder: Path) -> list[str]:
@@ -128,3 +128,9 @@ def test_a_reader_sees_whole_files_only_while_two_write(tmp_path: Path) -> None:
             assert file.read_text() in contents
         for writer in writers:
             writer.result()
+
+
+@pytest.mark.parametrize("content", ["", "{", b"\xff", "[" * 100_000], ids=["empty", "cut", "bytes", "deep"])
+def test_whatever_is_no_json_is_one_kind_of_error(content: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_json(content)

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.live.ports import answers, free_port
-from tests.infra.test_terraform import TERRAFORM, initialised, terraform
+from tests.infra.conftest import TERRAFORM, terraform
 from tests.programs import unguarded
 
-__all__ = ["initialised"]  # a fixture
 pytestmark = pytest.mark.slow
 MOTO = "moto[server]==5.2.5"
 APPLIED = ("aws_s3_bucket", "aws_iam_role", "aws_ecr_repository", "aws_kms_key")

@@ -4,11 +4,17 @@ The truth is known: `TAKES` is the chance, by rung, that a shopper takes the one
 else is in a basket has nothing to do with it.
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from feature_repo.events import EVENT_SCHEMA
+from feature_repo.stream.archive import EVENTS, write_segment
 from serving.prediction_log import RECORD_SCHEMA
+from serving.settings import Settings
 
 START = pd.Timestamp("2024-01-01", tz="UTC")
 TAKES = {"full": 0.30, "popular": 0.12}
@@ -66,3 +72,15 @@ def shop_visits(
         {"user_id": users, "basket_id": basket, "item_id": "shown", "at": paid, "price": PRICE}
     )
     return pa.table(log, schema=RECORD_SCHEMA), pd.concat([bread, extra[taken]]).assign(quantity=1)
+
+
+def write_visits(settings: Settings, visits: int, weeks: float = 4.0, **given: Any) -> pd.DataFrame:
+    """Write the log and the archive of a shop whose truth is known; return the purchases."""
+    answers, purchases = shop_visits(visits, weeks, **given)
+    settings.prediction_log_dir.mkdir(parents=True)
+    pq.write_table(answers, settings.prediction_log_dir / "1-000000.parquet")
+    lines = purchases.assign(event_type="purchase", discount=0.0, store_id="store-0")
+    lines["event_id"] = [f"event-{n}" for n in range(len(lines))]
+    events = pa.Table.from_pandas(lines, preserve_index=False).select(EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+    write_segment(settings.home / "offline_store" / EVENTS, events, "base.parquet")
+    return purchases

@@ -31,7 +31,7 @@ from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
-from tests.components.test_pages import Numbers
+from tests.conftest import Numbers
 
 Events = Callable[..., pd.DataFrame]
 Day = Callable[[int], datetime]

@@ -11,7 +11,7 @@ from feature_repo.events import write_dataset
 from feature_repo.toy_shop import toy_dataset
 from monitoring.jumps import LEAST_UNITS, SMALL, find_jumps, show_jumps
 from monitoring.windows import WEEK
-from tests.components.test_pages import Numbers
+from tests.conftest import Numbers
 
 WINDOW = pd.Timedelta(WEEK)
 

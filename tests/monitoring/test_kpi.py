@@ -30,7 +30,7 @@ from monitoring.sessions import make_sessions
 from monitoring.windows import Window
 from serving.prediction_log import RECORD_SCHEMA
 from serving.release.champion import Champion, write_champion
-from tests.components.test_pages import Numbers
+from tests.conftest import Numbers
 from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
 
 FOREVER = START + pd.Timedelta(weeks=100)

@@ -9,9 +9,13 @@ import pytest
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
 
+from monitoring.verdict import DriftVerdict
+from monitoring.windows import Window
 from pipelines.run.graph import Spec, read_spec
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
+
+VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
 
 
 @pytest.fixture(scope="session", autouse=True)

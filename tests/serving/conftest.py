@@ -1,7 +1,9 @@
 """A small bundle with graphs of known arithmetic, an online store in Feast's layout, a running endpoint."""
 
+import asyncio
 import ipaddress
 import json
+import math
 import re
 import socket
 import subprocess
@@ -27,9 +29,10 @@ from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
 from serving.answer.recommender import Asked, Recommender, answer_golden, open_bundle, open_recommender
+from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
-from serving.schemas import Call
+from serving.schemas import Call, Request, Response
 from serving.settings import Settings
 from serving.stages.profiles import ItemFilter, Profile
 from serving.stages.retrieval import Quotas
@@ -399,3 +402,31 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "key.pem").write_bytes(key)
     return folder
+
+
+class Counting:
+    """Ranks here, and counts the calls; a failure can be injected."""
+
+    def __init__(self, error: Exception | None = None, wait_s: float = 0.0, fails: float = math.inf) -> None:
+        """Take the error to raise, the duration, and the number of failures before the first success."""
+        self.turns: list[Turn] = []
+        self.error, self.wait_s, self.fails = error, wait_s, fails
+
+    async def __call__(self, turn: Turn) -> np.ndarray:
+        self.turns.append(turn)
+        await asyncio.sleep(self.wait_s)
+        if self.error is not None and len(self.turns) <= self.fails:
+            raise self.error
+        return await rank_here(turn)
+
+
+def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: float = 1e6) -> list[Response]:
+    async def ask() -> list[Response]:
+        checkout, given = Checkout(recommender, 1e6, rank), call(limit_s)
+        return await asyncio.gather(*(checkout.answer(request, given) for request in requests))
+
+    return asyncio.run(ask())
+
+
+def shown(response: Response) -> list[tuple[str, float, str, str]]:
+    return [(item.item_id, item.score, item.source, item.reason) for item in response.items]

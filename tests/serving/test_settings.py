@@ -116,7 +116,9 @@ def test_the_environment_overrides_dotenv_and_dotenv_the_toml_file(folder: Path)
     (folder / "reco.toml").write_text(
         'home = "t"\nhost = "t"\nhttp_port = 1\nlog = false\n[kafka]\ngroup = "t"\n'
     )
-    (folder / ".env").write_text("RECO_HOST=e\nRECO_HTTP_PORT=2\nRECO_GRPC_PORT=\nOTHER=x\nhome=no\n")
+    (folder / ".env").write_text(
+        "OTHER=e\nRECO_HOST=${OTHER}\nRECO_HTTP_PORT=2\nRECO_GRPC_PORT=\n# x\nhome=no\n"
+    )
     settings = Settings.from_env({"RECO_HTTP_PORT": "3", "RECO_HOST": " "})
     assert settings == Settings(home=Path("t"), host="e", http_port=3, log=False)
     assert Settings.from_env({"RECO_CONFIG": "off"}) == Settings()

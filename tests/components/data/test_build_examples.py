@@ -13,6 +13,7 @@ import pytest
 from components.data import build_examples as module
 from components.data.build_examples import build_examples, replay
 from components.data.examples import (
+    GRAPH_DEGREE,
     RankerExamples,
     read_graph,
     read_manifest,
@@ -432,7 +433,7 @@ def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
     module._write_graph(tmp_path, tmp_path / "final", tmp_path / "early", purchases.item_ids)
     write_manifest(tmp_path)
     neighbours, weights = read_graph(tmp_path)
-    assert neighbours.shape == weights.shape == (len(final.statistics.item_ids) + 1, module.GRAPH_DEGREE)
+    assert neighbours.shape == weights.shape == (len(final.statistics.item_ids) + 1, GRAPH_DEGREE)
     np.testing.assert_allclose(weights.sum(1)[weights.any(1)], 1, rtol=1e-5)
     assert not weights[0].any()
     assert not weights[neighbours == 0].any()
@@ -442,7 +443,7 @@ def test_the_graph_is_that_of_the_oldest_window_in_the_codes_of_the_cut(
             assert not weights[code + 1].any()
             continue
         row = early.statistics.code_of[item]
-        near = early.statistics.neighbours[row, : module.GRAPH_DEGREE]
+        near = early.statistics.neighbours[row, :GRAPH_DEGREE]
         near = near[near >= 0]
         share = early.statistics.together_count[row, : len(near)] / np.sqrt(
             early.statistics.basket_count[near]

@@ -43,7 +43,7 @@ from serving.schemas import Request, Response
 from serving.settings import Settings
 from serving.shop.fact_store import open_fact_store
 from tests.chaos.procs import eventually
-from tests.feature_repo.stream.test_stream import Place
+from tests.feature_repo.stream.stream_place import Place
 
 USER, LONGER = "user-000", "user-0007"  # of which the first is the beginning
 NOW = 1.75e9  # the user's last event in these homes; everything lies before the test's own clock

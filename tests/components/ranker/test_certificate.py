@@ -4,6 +4,7 @@ import copy
 import math
 import re
 import tomllib
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from components.data.examples import RankerExamples
 from components.ranker.certificate import (
+    DRAWS,
     TOLERANCES,
     ParityFailed,
+    _delta,
     certify,
     check,
     check_chain,
@@ -104,6 +107,17 @@ def test_overlap_is_the_share_of_the_ten_best_that_both_name() -> None:
     falling = np.linspace(0.9, 0.1, 12).tolist()
     found = certified(lists([1] + [0] * 11, [1, 0]), [*falling, 0.2, 0.1], [*falling[::-1], 0.1, 0.2])
     assert found["top_10_overlap"] == pytest.approx((0.8 + 1.0) / 2)
+
+
+def test_the_interval_takes_memory_for_one_draw_and_is_that_of_all_at_once() -> None:
+    ours, theirs = np.random.default_rng(1).random((2, 3_000))
+    tracemalloc.start()
+    low, high = _delta(ours, theirs)["interval"]
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 10 * ours.nbytes
+    draws = np.random.default_rng(0).integers(0, len(ours), (DRAWS, len(ours)))
+    assert [low, high] == np.percentile((ours - theirs)[draws].mean(1), [2.5, 97.5]).tolist()
 
 
 def test_the_interval_is_paired_and_holds_the_difference() -> None:

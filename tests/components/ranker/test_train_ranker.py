@@ -246,6 +246,8 @@ def test_a_size_travels_as_floats_and_arrives_whole() -> None:
     [
         ({"dlrm": {"size": {"dims": 32}}}, "Dlrm has no parameter 'dims': did you mean 'dim'"),
         ({"dlrm": {"size": {"dim": 0}}}, "Dlrm.dim is 0, expected `int` >= 1"),
+        ({"graph": {"size": {"degree": 21}}}, "GraphRanker.degree is 21, expected `int` <= 20"),
+        ({"graph": {"size": {"degree": 0}}}, "GraphRanker.degree is 0, expected `int` >= 1"),
         ({"dlrm": 5}, "dlrm is 5, expected an object"),
         ({"gradient_boosting": {"epochs": 3}}, "is not trained by 'epochs': it reads size and seed"),
     ],

@@ -20,14 +20,12 @@ import pytest
 import redis
 
 from components.data.feast_store import feature_store, quiet_feast
-from components.data.fit_statistics import fit_statistics
-from components.data.materialize_features import materialize_features
 from components.home import Conflict
 from components.privacy.forget_user import forget_user
 from components.release import publish_features as module
 from components.release.publish_features import publish_features
 from feature_repo.aggregates import CLICK, KINDS, unpack
-from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
+from feature_repo.events import EVENT_SCHEMA
 from feature_repo.queries import User
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
@@ -38,46 +36,23 @@ from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
 from tests.chaos.procs import eventually, free_port, valkey_server
 from tests.chaos.rows import patient_store
+from tests.components.release.shop_features import (
+    CUT,
+    END,
+    LATER,
+    NEWCOMER,
+    START,
+    USERS,
+    WEEK_S,
+    events,
+    held,
+    iso,
+    train,
+)
 
-WEEK_S = 7 * 86_400
-START = 1_700_000_000
-CUT = START + 30 * WEEK_S
-END = CUT + WEEK_S  # of the data set that the earlier training had; the later one had all until LATER
-LATER = CUT + 2 * WEEK_S
-USERS = [str(user) for user in range(12)]
-NEWCOMER = "30"  # buys for the first time when the earlier data set has ended
 PROMOTED = {"version": "7", "bundle_id": "abc"}
 # Feast's dependencies warn of one another's deprecations on import and on each query.
 with_feast = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-def iso(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def events() -> pd.DataFrame:
-    """25 baskets of each user over 32 weeks, and one in the last second of each data set."""
-    random = np.random.default_rng(0)
-    bought = [(user, int(at)) for user in USERS for at in random.integers(START, LATER, 25)]
-    bought += [(user, at - 1) for user in USERS for at in (END, LATER)] + [(NEWCOMER, END + 3_600)]
-    rows = [
-        (user, f"b{number:04}", str(item), at)
-        for number, (user, at) in enumerate(bought)
-        for item in random.choice(40, random.integers(1, 8), replace=False)
-    ]
-    frame = pd.DataFrame(rows, columns=["user_id", "basket_id", "item_id", "at"])
-    frame["at"] = pd.to_datetime(frame["at"], unit="s", utc=True).astype("datetime64[us, UTC]")
-    frame["event_id"] = frame["basket_id"] + "-" + frame["item_id"]
-    frame = frame.assign(event_type="purchase", quantity=2, price=1.5, discount=0.5, store_id="")
-    return frame.sort_values(["at", "basket_id", "item_id"], ignore_index=True)
-
-
-def train(events: pd.DataFrame, cut: int, folder: Path) -> None:
-    """The steps of a training that make features."""
-    items = pd.DataFrame({"item_id": sorted(set(events["item_id"]))})
-    write_dataset(folder / "dataset", Dataset(events, items))
-    fit_statistics(folder / "dataset", folder / "statistics", iso(cut))
-    materialize_features(folder / "dataset", folder / "statistics", folder / "features", iso(cut))
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +74,6 @@ def published(features: Path) -> dict[str, UserRow]:
     end = END if features.name == "earlier" else LATER
     rows = user_table(rows_of(read_archive(features / EVENTS)), end)
     return {row["user_id"]: UserRow(row[HISTORY], float(end)) for row in rows.to_pylist()}
-
-
-def held(url: str) -> dict[str, UserRow]:
-    store = patient_store(url)
-    found = {user: row for user in [*USERS, NEWCOMER, "absent"] if (row := store.read(user))}
-    store.close()
-    return found
 
 
 # ------------------------------------------------------------------------------------------- refusals

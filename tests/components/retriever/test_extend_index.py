@@ -178,7 +178,9 @@ def test_items_that_do_not_fit_are_refused(toy_line: Path, new: pd.DataFrame, tm
     model = load_retriever(toy_line / "retriever")
     assert len(model.categorical) == 81
     assert not (tmp_path / "refused").exists()
-    other = TwoTower(torch.ones(80, 3, dtype=torch.long), [4, 3, 3], 63, 128)
-    write_retriever(tmp_path / "other", other, {})
-    with pytest.raises(ContractViolation, match="trained on other items"):
-        extend(NONE, ("item-004",), tmp_path / "other")
+    own = model.categorical[1:]
+    cardinality = (own.max(0).values + 1).tolist()
+    for categorical, dim in ((torch.ones_like(own), 63), (own, 63), (own, 31)):
+        write_retriever(tmp_path / "other", TwoTower(categorical, cardinality, dim, 128), {})
+        with pytest.raises(ContractViolation, match=r"trained on other items .* or is of another training"):
+            extend(NONE, ("item-004",), tmp_path / "other")

@@ -18,7 +18,7 @@ from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
 from tests.components.conftest import as_planned
-from tests.components.rollout.test_plan import RECORD
+from tests.components.rollout.toy_cluster import RECORD
 from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow

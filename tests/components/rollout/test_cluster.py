@@ -64,7 +64,11 @@ def test_a_read_and_a_patch_are_repeated_after_a_fault_that_passes(
 
 
 @pytest.mark.parametrize(
-    ("asked", "waits_s"), [("1", 1.0), ("0", 0.3), ("3600", 10.0), ("", 0.3), ("soon", 0.3)]
+    ("asked", "waits_s"),
+    [
+        *(("1", 1.0), ("0", 0.3), ("3600", 10.0), ("", 0.3), ("soon", 0.3)),
+        *(("Fri, 31 Dec 2199 23:59:59 GMT", 10.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.3)),
+    ],
 )
 def test_the_next_attempt_waits_as_long_as_the_api_asks(
     monkeypatch: pytest.MonkeyPatch, asked: str, waits_s: float

@@ -17,8 +17,7 @@ from components.rollout.manifests import (
     with_traffic,
 )
 from pipelines.live.cluster_api import merged
-from tests.components.rollout.test_plan import RECORD
-from tests.components.rollout.toy_cluster import ToyCluster
+from tests.components.rollout.toy_cluster import RECORD, ToyCluster
 
 
 def test_the_floor_of_a_slot_is_raised_once_and_put_back(cluster: ToyCluster) -> None:

@@ -9,8 +9,7 @@ import pytest
 from components.rollout.cluster import Cluster
 from components.rollout.observe import Observer
 from components.rollout.plan import Observed, Pace
-from tests.components.rollout.test_plan import RECORD
-from tests.components.rollout.toy_cluster import ToyCluster
+from tests.components.rollout.toy_cluster import RECORD, ToyCluster
 
 SERVED = replace(RECORD, canary="blue", stable="green", bundle_id="b1")  # the toy cluster serves b1 in blue
 

@@ -16,8 +16,8 @@ from components.rollout.plan import (
     name_of,
     to_json,
 )
+from tests.components.rollout.toy_cluster import RECORD
 
-RECORD = Release("r", "release", "2", "b2", "s3://bundles/b2", "blue", "green", compared=True, since=100.0)
 PACE = Pace()
 IDEAL = Observed(done=True, verdict=GateVerdict(GO, ""))
 

@@ -28,6 +28,7 @@ HOLD_S = 120.0
 BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, float("inf"))
 GOLDEN = {"request_id": "golden-0", "basket": ["1"], "k": 1}
 OWN_FLOOR = {"blue": 3, "green": 2}
+RECORD = Release("r", "release", "2", "b2", "s3://bundles/b2", "blue", "green", compared=True, since=100.0)
 HOSTS = {slot: f"10.0.0.{number}" for number, slot in enumerate(SLOTS, 1)}
 
 

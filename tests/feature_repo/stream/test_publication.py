@@ -1,17 +1,10 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from feature_repo.stream.publication import FILE, Publication, PublicationDamaged, read_publication
-
-AT = "2020-01-01T00:00:00Z"
-FIELDS: dict[str, Any] = {"bundle_id": "b1", "cut": AT, "until": AT, "created_at": AT, "users": 3}
-
-
-def write_note(home: Path, **changed: Any) -> None:
-    (home / FILE).write_text(json.dumps({"kind": "online_store", "items": 9, **FIELDS, **changed}))
+from tests.feature_repo.conftest import AT, FIELDS, write_note
 
 
 def test_a_note_is_read_and_without_one_nothing_was_published(tmp_path: Path) -> None:

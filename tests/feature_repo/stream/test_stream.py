@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,12 +17,9 @@ from unittest.mock import Mock
 import pandas as pd
 import pyarrow as pa
 import pytest
-import redis
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 import feature_repo.stream.stream as stream_module
-from components.data.feast_store import open_feature_store
-from feature_repo.aggregates import UserEvents, pack
 from feature_repo.events import EVENT_SCHEMA
 from feature_repo.snapshots import HEARTBEAT, user_table
 from feature_repo.stream.archive import (
@@ -36,28 +32,22 @@ from feature_repo.stream.archive import (
     write_segment,
 )
 from feature_repo.stream.delivery import Delivery
-from feature_repo.stream.kafka import KafkaSettings, client_config
+from feature_repo.stream.kafka import KafkaSettings
 from feature_repo.stream.online_rows import OnlineRows
-from feature_repo.stream.replay_events import Disturbance, encode, replay_events
+from feature_repo.stream.replay_events import Disturbance, replay_events
 from feature_repo.stream.stream import OFFSET_BITS, Stream
 from feature_repo.toy_shop import toy_dataset
 from tests.chaos.letters import dead_letters
 from tests.chaos.procs import eventually
 from tests.chaos.rows import patient_store
+from tests.feature_repo.stream.stream_place import NOWHERE, WAIT_S, Place, same
 
 pytestmark = pytest.mark.slow
-NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
-WAIT_S = 180.0  # longer than a busy machine needs
 
 
 @pytest.fixture(scope="module")
 def events() -> pd.DataFrame:
     return toy_dataset().events.sort_values("at", kind="stable").iloc[:10_000].reset_index(drop=True)
-
-
-def same(row: UserEvents) -> bytes:
-    """The row without its version: a batch does not know the message of an event."""
-    return pack(replace(row, version=0))
 
 
 def table_of(events: pd.DataFrame) -> pa.Table:
@@ -67,92 +57,6 @@ def table_of(events: pd.DataFrame) -> pa.Table:
 
 def batch(events: pd.DataFrame) -> dict[str, bytes]:
     return {user: same(row) for user, row in rows_of(table_of(events))}
-
-
-@contextmanager
-def streaming(home: Path, url: str, settings: KafkaSettings) -> Iterator[Stream]:
-    """Run a stream in a thread until the block ends."""
-    stream = Stream(home, OnlineRows(lambda: open_feature_store(home, url)), settings)
-    stop, failed = threading.Event(), list[Exception]()
-
-    def work() -> None:
-        try:
-            stream.run(stop)
-        except Exception as error:  # noqa: BLE001 - of another thread: reported below
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield stream
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-        if failed:
-            raise failed[0]  # also when the block waited in vain: this is why
-    assert not thread.is_alive()
-
-
-def produce(settings: KafkaSettings, events: pd.DataFrame) -> None:
-    producer = Producer(client_config(settings))
-    for user, value in encode(events):
-        producer.produce(settings.events_topic, value, user)
-    assert producer.flush(WAIT_S) == 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """The home of a stream, its real store, and its broker if it has one."""
-
-    home: Path
-    url: str
-    settings: KafkaSettings
-
-    @property
-    def archive(self) -> Path:
-        return self.home / "offline_store" / EVENTS
-
-    def rows(self) -> OnlineRows:
-        return OnlineRows(lambda: open_feature_store(self.home, self.url))
-
-    def online(self, users: Iterable[str]) -> dict[str, bytes]:
-        return {user: same(row) for user, row in self.rows().get(list(users)).items()}
-
-    def archived(self) -> dict[str, bytes]:
-        return {user: same(row) for user, row in rows_of(read_archive(self.archive))}
-
-    def state(self) -> dict[str, Any]:
-        """Return the report of a stream."""
-        return dict(json.loads((self.home / "stream.json").read_bytes()))
-
-    def empty(self) -> None:
-        """Let the store lose everything."""
-        redis.Redis.from_url(self.url).flushall()
-
-    def publish(self) -> None:
-        """Note a publication of features, which a stream sees at its next look."""
-        (self.home / "online_store.json").write_text("{}")
-
-    def streaming(self) -> AbstractContextManager[Stream]:
-        return streaming(self.home, self.url, self.settings)
-
-    def produce(self, events: pd.DataFrame) -> None:
-        produce(self.settings, events)
-
-    def alone(self, partition: int) -> Stream:
-        """A stream whose group has one partition and no broker; its turns are called by the test."""
-        stream = Stream(self.home, self.rows(), NOWHERE)
-        stream._consumer = Mock(
-            assignment=lambda: [TopicPartition("checkout.events", partition)],
-            get_watermark_offsets=lambda *_, **__: (0, 0),
-            position=lambda places: places,
-        )
-        return stream
-
-    def lines(self, *users: str) -> list[int]:
-        """Return how many events each user's row holds."""
-        found = self.rows().get(list(users))
-        return [len(found[user]) for user in users]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from components.home import Running, announced, locked
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.stream.test_publication import write_note
+from tests.feature_repo.conftest import write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 

@@ -15,7 +15,7 @@ from feature_repo.errors import CHECK_FAILED
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import new_cluster
-from tests.components.rollout.test_plan import RECORD
+from tests.components.rollout.toy_cluster import RECORD
 from tests.kubernetes_api import kubernetes_api
 
 ROUTE = ("httproutes", NAMESPACE, "checkout")

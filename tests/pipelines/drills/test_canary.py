@@ -6,8 +6,7 @@ import pytest
 
 from pipelines.drills.bad_endpoint import FAILING_LIVE
 from pipelines.drills.canary import CASES, GATE, DrillVersions, Shop
-from tests.components.rollout.test_plan import RECORD
-from tests.components.rollout.toy_cluster import ToyCluster
+from tests.components.rollout.toy_cluster import RECORD, ToyCluster
 
 
 def test_the_alias_moves_once_and_back(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,10 +10,10 @@ from feature_repo.aggregates import unpack
 from pipelines.drills import faults
 from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.faults import poisoned
-from pipelines.drills.system import System
 from serving.stores.online_features import HISTORY_FIELD, bytes_value
 from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
+from tests.pipelines.drills.conftest import system_of
 
 
 def test_each_kind_of_poison_is_unreadable_or_an_impossible_price() -> None:
@@ -51,10 +49,6 @@ def test_the_longest_time_with_too_few_processes_is_of_one_run() -> None:
     assert faults.longest_below(1, looks) == 1.0
     assert faults.longest_below(2, looks) == 2.5
     assert faults.longest_below(1, [(0.0, 1), (1.0, 2)]) == faults.longest_below(1, []) == 0.0
-
-
-def system_of(**parts: Any) -> System:
-    return cast(System, SimpleNamespace(**parts))
 
 
 def test_a_proxy_fault_is_removed_even_after_an_error() -> None:

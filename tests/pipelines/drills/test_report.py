@@ -1,7 +1,11 @@
 """A result of known figures -> the page about them, and a picture."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from monitoring.alerting import read_slo
 from pipelines.drills.catalogue import choose_drills
@@ -13,6 +17,7 @@ from pipelines.drills.report import (
     drill_rows,
     drill_table,
     list_table,
+    release_table,
 )
 from pipelines.live.monitors import Monitors
 
@@ -105,6 +110,13 @@ def test_pages_are_counted_and_shown_with_the_misses() -> None:
     assert "1 ended within 300 s of the repair. Wrong pages: 1." in text
     assert "| `one` | killed | A | 44 | 250 | none | T |" in text
     assert "\n- `one`: wrong pages 1 (wanted <= 0); until the right page – (wanted <= 60 s)\n" in text
+
+
+@pytest.mark.parametrize(("name", "page"), [("alerts", alerts_table), ("release", release_table)])
+def test_the_published_page_is_that_of_its_result_file(name: str, page: Callable[[Any], str]) -> None:
+    figures = Path(__file__).parents[3] / "docs" / "figures"
+    result = json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))
+    assert page(result) == (figures / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_the_pages_of_the_docs_are_drawn_from_a_prometheus(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.stream.test_publication import write_note
+from tests.feature_repo.conftest import write_note
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
@@ -108,7 +108,7 @@ def test_a_flipped_byte_in_the_champion_is_found(home: Path) -> None:
     assert "ranker.onnx has SHA-256" in found.found
     assert found.mend == command(home, "promote 3"), "the registry has the file"
     (home / "mlflow.db").unlink()
-    assert look(home)["champion"].mend == command(home, "run")
+    assert look(home)["champion"].mend == command(home, "run --data toy"), "the shop stays the same"
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -12,27 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from feature_repo.events import EVENT_SCHEMA
 from feature_repo.facts import Fact, parse_fact
-from feature_repo.stream.archive import EVENTS, write_segment
 from monitoring.kpi import CONCEPT
 from pipelines.inspect.earnings import NothingToJoin, read_costs, read_earnings
 from serving.prediction_log import STAMP
 from serving.settings import Settings
 from serving.shop.fact_store import PAGE, open_fact_store
-from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits
-
-
-def write_visits(settings: Settings, visits: int, weeks: float = 4.0, **given: Any) -> pd.DataFrame:
-    """Write the log and the archive of a shop whose truth is known; return the purchases."""
-    answers, purchases = shop_visits(visits, weeks, **given)
-    settings.prediction_log_dir.mkdir(parents=True)
-    pq.write_table(answers, settings.prediction_log_dir / "1-000000.parquet")
-    lines = purchases.assign(event_type="purchase", discount=0.0, store_id="store-0")
-    lines["event_id"] = [f"event-{n}" for n in range(len(lines))]
-    events = pa.Table.from_pandas(lines, preserve_index=False).select(EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
-    write_segment(settings.home / "offline_store" / EVENTS, events, "base.parquet")
-    return purchases
+from tests.monitoring.shop_visits import PRICE, START, TAKES, shop_visits, write_visits
 
 
 @pytest.fixture

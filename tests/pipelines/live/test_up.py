@@ -31,7 +31,7 @@ from pipelines.live.up import NoBroker, Wanted, fill_store, parts_of, store_chec
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from tests.chaos.procs import eventually
-from tests.components.release.test_publish_features import CUT, END, events, held, iso, train
+from tests.components.release.shop_features import CUT, END, events, held, iso, train
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)

@@ -27,8 +27,7 @@ from pipelines.run.submit import ApiUnreachable, NotRepeated
 from serving.prediction_log import RECORD_SCHEMA
 from serving.settings import Settings
 from tests.champions import promote_sealed
-from tests.monitoring.shop_visits import PRICE, TAKES
-from tests.pipelines.inspect.test_earnings import write_visits
+from tests.monitoring.shop_visits import PRICE, TAKES, write_visits
 
 
 def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from components.home import Conflict
 from feature_repo.events import read_dataset
 from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from monitoring.retraining import COOL_DOWN
-from monitoring.verdict import DriftVerdict
-from monitoring.windows import Window
 from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     DATA_NAMES,
     absolute,
+    check_data,
     check_shop,
     dataset_of,
     newest_data,
@@ -35,8 +34,7 @@ from pipelines.run.runs import Run, champions_run, list_runs, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.stages.retrieval import Quotas
-
-VERDICT = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
+from tests.pipelines.conftest import VERDICT
 
 
 @pytest.fixture
@@ -248,10 +246,11 @@ def test_a_name_is_the_built_in_data_set_also_beside_a_folder_with_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute(name) == name
-    assert caplog.text == ""
+    check_data(name)
     shop = shop_of(tmp_path / name, "ann,b,i,2024-01-02")
     assert absolute(name) == name
+    assert caplog.text == ""
+    check_data(name)
     assert f"{name} is the built-in data set; for the folder here give ./{name}" in caplog.text
     assert absolute(f"./{name}") == str(shop)
     assert read_dataset(dataset_of(tmp_path, f"./{name}")).events["user_id"].tolist() == ["ann"]

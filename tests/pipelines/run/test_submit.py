@@ -34,8 +34,7 @@ from pipelines.run.submit import (
 )
 from pipelines.training import TEACHERS, training_of
 from tests.chaos.procs import free_port
-from tests.pipelines.conftest import sums
-from tests.pipelines.run.test_launch import VERDICT
+from tests.pipelines.conftest import VERDICT, sums
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

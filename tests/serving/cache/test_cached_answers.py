@@ -20,7 +20,7 @@ from serving.answer.recommender import Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.budgets import FIRST
-from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
+from serving.checkout.checkout import Checkout
 from serving.errors import DeadlineExceeded, RankerUnavailable, RankingFailed, ScoresInvalid
 from serving.prediction_log import PredictionLog, feature_rows, read_log
 from serving.release.bundle import Bundle
@@ -31,7 +31,7 @@ from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.chaos.procs import eventually
 from tests.conftest import make_row
-from tests.serving.conftest import Running, call, find_in, metric, tensors
+from tests.serving.conftest import Counting, Running, ask_all, call, find_in, metric, shown, tensors
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
@@ -45,38 +45,10 @@ def cached(toy_bundle: Path, toy_opened: Bundle, toy_store: str) -> Recommender:
     return open_recommender(toy_bundle, store, answers=answers, open_bundle=lambda _: toy_opened)
 
 
-class Counting:
-    """Ranks here, and counts the calls; a failure can be injected."""
-
-    def __init__(self, error: Exception | None = None, wait_s: float = 0.0, fails: float = math.inf) -> None:
-        """Take the error to raise, the duration, and the number of failures before the first success."""
-        self.turns: list[Turn] = []
-        self.error, self.wait_s, self.fails = error, wait_s, fails
-
-    async def __call__(self, turn: Turn) -> np.ndarray:
-        self.turns.append(turn)
-        await asyncio.sleep(self.wait_s)
-        if self.error is not None and len(self.turns) <= self.fails:
-            raise self.error
-        return await rank_here(turn)
-
-
-def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: float = 1e6) -> list[Response]:
-    async def ask() -> list[Response]:
-        checkout, given = Checkout(recommender, 1e6, rank), call(limit_s)
-        return await asyncio.gather(*(checkout.answer(request, given) for request in requests))
-
-    return asyncio.run(ask())
-
-
 def only_list(recommender: Recommender) -> Ranked:
     """Return the one list that a recommender has cached."""
     (cached,) = recommender.answers._lists.values()  # type: ignore[union-attr]
     return cached.ranked
-
-
-def shown(response: Response) -> list[tuple[str, float, str, str]]:
-    return [(item.item_id, item.score, item.source, item.reason) for item in response.items]
 
 
 @pytest.mark.parametrize("request_", [KNOWN, NOBODY], ids=["a known user", "nobody"])

@@ -54,6 +54,18 @@ def test_the_scores_equal_those_of_this_process(endpoint: Any, recommender: Reco
         np.testing.assert_array_equal(scores, recommender.rank(here.dense, here.categorical))
 
 
+def test_a_call_of_as_many_rows_as_our_ranker_takes_arrives(endpoint: Any, recommender: Recommender) -> None:
+    from serving.api.predictor import MAX_ROWS
+
+    large = turn(recommender)
+    assert large.prepared is not None
+    rows = np.resize(np.arange(len(large.prepared.dense)), MAX_ROWS)
+    dense, categorical = large.prepared.dense[rows], large.prepared.categorical[rows]
+    large.prepared = replace(large.prepared, dense=dense, categorical=categorical)
+    [scores] = ranked(endpoint.grpc, large)
+    np.testing.assert_array_equal(scores, recommender.rank(dense, categorical))
+
+
 def test_another_bundle_s_scores_are_refused(endpoint: Any, recommender: Recommender) -> None:
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
     with pytest.raises(RankerMismatch, match=f"has bundle {recommender.bundle.bundle_id}, expected other"):

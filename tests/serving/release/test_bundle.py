@@ -210,6 +210,12 @@ def test_a_graph_whose_weights_lie_in_another_file_is_refused(
         open_session(folder / "ranker.onnx")
 
 
+def test_a_loaded_graph_does_not_hold_its_file_as_well(toy_bundle: Path) -> None:
+    """Its weights are in memory once: of a large catalogue they are hundreds of MB in each process."""
+    file = toy_bundle / "query_tower.onnx"
+    assert file.read_bytes() not in vars(open_session(file)).values()
+
+
 def with_index(kind: Callable[[int], faiss.Index], rows: int, width: int) -> Callable[[Path], None]:
     def spoil(bundle: Path) -> None:
         index = kind(width)

@@ -25,8 +25,7 @@ from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
 from tests.chaos.procs import eventually
-from tests.serving.cache.test_cached_answers import Counting, ask_all, shown
-from tests.serving.conftest import build_statistics
+from tests.serving.conftest import Counting, ask_all, build_statistics, shown
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0  # 2017-12-05T18:30Z

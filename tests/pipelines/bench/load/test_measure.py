@@ -4,7 +4,7 @@ import inspect
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -36,6 +36,7 @@ from serving.release.champion import Champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings
 from tests.champions import promote_sealed
+from tests.pipelines.bench.conftest import load_of
 
 LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k": 5}
 
@@ -56,16 +57,6 @@ class Generator:
     def run(self, plan: LoadPlan) -> Load:
         self.plans.append(plan)
         return self._loads[min(len(self.plans), len(self._loads)) - 1]
-
-
-def load_of(
-    client_ms: Sequence[float], degraded: Sequence[int] = (), due_s: Sequence[float] | None = None
-) -> Load:
-    """Return the load of so many requests, ten a second, all answered; some of them degraded."""
-    ms = np.array(client_ms, float)
-    flags = np.isin(np.arange(len(ms)), degraded)
-    due = np.arange(len(ms)) / 10.0 if due_s is None else np.array(due_s)
-    return Load(due, ms, np.zeros(len(ms)), np.full(len(ms), OK), flags)
 
 
 def run_of(name: str = "some") -> ArmRun:

@@ -1,7 +1,7 @@
 """SASRec on the shop of two worlds, and the pieces that it reads."""
 
 from pipelines.bench.peers.sequence import LENGTH, _sequences, fit_sasrec
-from tests.pipelines.bench.peers.test_rankers import apart, shop, two_worlds
+from tests.pipelines.bench.peers.worlds import apart, shop, two_worlds
 
 
 def test_a_sequence_of_one_world_goes_on_in_it() -> None:
