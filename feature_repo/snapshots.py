@@ -7,6 +7,7 @@ basket sees itself. The columns follow `USER`, `ITEM` and `FRESH` of `schema`; n
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -45,12 +46,13 @@ def pack_times(until: dict[int, float]) -> bytes:
     return json.dumps(until).encode()
 
 
-def unpack_times(packed: bytes) -> dict[int, float]:
-    """Return the times in the row PARTITIONS, seconds since the epoch; none if it is damaged."""
+def unpack_times(packed: bytes) -> dict[int, float] | None:
+    """Return the times in the row PARTITIONS, seconds since the epoch; None if it is damaged."""
     try:
-        return {int(partition): float(at) for partition, at in json.loads(packed).items()}
-    except (ValueError, TypeError, AttributeError):  # the next beat replaces it
-        return {}
+        times = {int(partition): float(at) for partition, at in json.loads(packed).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # the next beat replaces it
+    return times if all(map(math.isfinite, times.values())) else None
 
 
 def user_table(rows: Iterable[tuple[str, UserEvents]], at: float | None = None) -> pa.Table:

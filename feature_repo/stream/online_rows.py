@@ -104,7 +104,7 @@ class OnlineRows:
             partitions: those whose events are in the rows until now. Those of other consumers keep the time
                 they have; one without a beat for a day has no consumer any more.
         """
-        kept = unpack_times(self._read([PARTITIONS])[0] or b"")
+        kept = unpack_times(self._read([PARTITIONS])[0] or b"") or {}
         until = {one: at for one, at in kept.items() if at > now - GONE_S} | dict.fromkeys(partitions, now)
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
         row |= {

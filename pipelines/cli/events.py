@@ -135,7 +135,7 @@ def replay_data(
     from feature_repo.stream.delivery import Delivery
     from feature_repo.stream.kafka import create_topics
     from feature_repo.stream.replay_events import Disturbance, Shopper, choose, replay_events
-    from pipelines.run.launch import dataset_of
+    from pipelines.run.launch import check_catalogue, dataset_of
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     settings = context.kafka()
@@ -143,7 +143,9 @@ def replay_data(
     token = context.settings().caller_tokens.partition(",")[0].strip()
     shopper = Shopper(endpoint, token) if endpoint else None
     create_topics(settings)
-    events = choose(read_dataset(dataset_of(context.home, data)).events, since, until, limit)
+    events = read_dataset(dataset_of(context.home, data)).events
+    check_catalogue(context.home, data, events["item_id"].unique().tolist())
+    events = choose(events, since, until, limit)
     delivery = Delivery(settings)
     try:
         started_at = time.monotonic()

@@ -19,7 +19,7 @@ from components.home import Running, write_json
 from feature_repo.atomic_files import read_json
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
-from feature_repo.stream.publication import read_publication
+from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
@@ -95,13 +95,14 @@ def parts_of(
     parts.append(
         Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))
     )
-    url = f"http://{settings.host}:{settings.http_port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.http_port}"
     parts.append(_endpoint(settings, env, url, wanted.slots))
     # Beside a release, which is judged by its latency, nothing else shall take the processor.
     watch = _watch(home, env) if settings.log and not wanted.slots else None
     # A gateway shows the counters of either slot in turn, which are no series.
     if wanted.programs and not wanted.slots:
-        parts += _monitors(wanted.programs, settings, env, watch)
+        parts += _monitors(wanted.programs, settings, env, url, watch)
     if settings.log:
         shown = str(settings.prediction_log_dir)
         parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
@@ -136,11 +137,13 @@ def _watch(home: str, env: dict[str, str]) -> Part:
     return Part("watch", command, env, page, lambda started: answers(page), ready_s=120)
 
 
-def _monitors(programs: Programs, settings: Settings, env: dict[str, str], watch: Part | None) -> list[Part]:
+def _monitors(
+    programs: Programs, settings: Settings, env: dict[str, str], endpoint: str, watch: Part | None
+) -> list[Part]:
     """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
     alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
     folder = settings.home / "up" / "monitors"
-    target = settings.metrics_address or f"{settings.host}:{settings.http_port}"
+    target = settings.metrics_address or urlsplit(endpoint).netloc
     watched = urlsplit(watch.address).netloc if watch else ""
     configure(folder, target, alertmanager, watch=watched)
     commands = monitor_commands(programs, folder, prometheus, alertmanager)
@@ -213,11 +216,20 @@ def fill_store(
     """Publish the champion's features, or the newer ones that the home's archive holds after a rollback.
 
     A store that got them stays as it is. Rows hold the ids of items, which every bundle reads.
+
+    Raises:
+        PublicationDamaged: the store must be filled, and the home does not say whether its archive is newer.
     """
     note = home / "store" / "filled.json"
-    held = read_publication(home)
     with redis.Redis.from_url(url, socket_timeout=30) as client:
         empty = client.dbsize() == 0
+    try:
+        held = read_publication(home)
+    except PublicationDamaged as error:
+        if empty or _filled_with(note) != champion.bundle_id:
+            raise  # older features than the lost note named would replace purchases in the archive
+        say(f"{error}; the online store got the champion's features before, and stays as it is")
+        return
     newer = held if held and held.cut > champion.cut else None  # after a rollback
     bundle_id, cut = newer.bundle_id if newer else champion.bundle_id, champion.cut
     if not empty and _filled_with(note) == bundle_id:

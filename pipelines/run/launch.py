@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from feature_repo.stream.erasure import stamp
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
-from serving.errors import NoChampion
+from serving.errors import BundleInvalid, NoChampion
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
@@ -62,6 +63,25 @@ def check_shop(champions: Run | None, data: str) -> None:
         raise ArgumentsInvalid(
             f"--replay {data}: the champion learnt from {learnt}, and a training on its archive "
             f"would mix both: replay {learnt}, or give {data} a home of its own with --home"
+        )
+
+
+def check_catalogue(home: Path, data: str, items: Collection[str]) -> None:
+    """Refuse to replay a shop of which the champion knows no item: its archive would hold two shops.
+
+    Raises:
+        ArgumentsInvalid: with the number of items.
+    """
+    from feature_repo.statistics import read_statistics
+
+    try:
+        known = read_statistics(read_champion(home).bundle(home) / "statistics").item_ids.tolist()
+    except (NoChampion, BundleInvalid, OSError, ValueError):
+        return  # a home without a champion has no shop yet; commands that need its bundle report a broken one
+    if set(known).isdisjoint(items):
+        raise ArgumentsInvalid(
+            f"--data {data}: the champion knows none of its {len(items):,} items, so it is another shop, and "
+            "a training on this home's archive would mix both: give it a home of its own with --home"
         )
 
 

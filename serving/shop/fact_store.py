@@ -34,6 +34,7 @@ WRITE_PAGE = 1_000  # facts in one call of Redis's script
 TIMEOUT_S = 1.0
 WRITE_TIMEOUT_S = 10.0  # how long a writer waits for another writer
 GONE_S = 86_400.0  # a partition without a beat for so long has no stream any more
+DAMAGED = -math.inf  # the time of a beat that is damaged
 
 
 class FactStore(Protocol):
@@ -64,7 +65,7 @@ class FactStore(Protocol):
         """Note until when all facts in these partitions of the topic are stored, seconds since the epoch."""
 
     def beats(self) -> dict[int, float]:
-        """Return each partition that had a beat, and until when its facts are stored."""
+        """Return each partition that had a beat, and until when its facts are stored, or DAMAGED."""
 
     def close(self) -> None:
         """Close the connections; a later call opens them again."""
@@ -317,9 +318,12 @@ def complete_until(store: FactStore) -> float:
     A partition that got no beat for a day has no stream any more: it does not count.
 
     Raises:
-        FactsUnavailable: the store is broken or did not answer in time.
+        FactsUnavailable: the store is broken or did not answer in time, or a beat is damaged.
     """
-    return min((at for at in store.beats().values() if at > time.time() - GONE_S), default=0.0)
+    beats, now = store.beats().values(), time.time()
+    if not all(DAMAGED < at < now + GONE_S for at in beats):
+        raise FactsUnavailable("the beat of a partition is damaged: its facts may be incomplete")
+    return min((at for at in beats if at > now - GONE_S), default=0.0)
 
 
 def _sequence_of(stored: Any) -> int:
@@ -333,10 +337,11 @@ def _sequence_of(stored: Any) -> int:
 
 
 def _beats_of(rows: Iterable[tuple[Any, Any]]) -> dict[int, float]:
-    """Return the beats without damaged ones: the stream reads such a partition again, and notes it."""
+    """Return the beats, DAMAGED for one that is: the stream reads its partition again, and notes it."""
     beats: dict[int, float] = {}
     for partition, stored in rows:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
+            beats[int(partition)] = DAMAGED
             if math.isfinite(at := float(stored)):
                 beats[int(partition)] = at
     return beats

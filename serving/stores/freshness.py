@@ -24,7 +24,7 @@ class Freshness:
     """Reports an online store that is no longer updated; a store that never had a stream never ages.
 
     `reason` is "stale_features" while the stream is silent for too long, else None.
-    A heartbeat that disappears keeps ageing: without it, nothing shows that the rows are current.
+    A heartbeat that disappears or is damaged keeps ageing: nothing shows that the rows are current.
     """
 
     def __init__(self, store: OnlineStore | None = None, stale_after_s: float = 60.0) -> None:
@@ -57,8 +57,8 @@ class Freshness:
             row, partitions = self._store.read(HEARTBEAT), self._store.read(PARTITIONS)
         except FeaturesUnavailable:
             row = partitions = None  # requests report the failure themselves; the last heartbeat keeps ageing
-        if row is not None:
-            until = {} if partitions is None else unpack_times(partitions.history)
+        until = {} if partitions is None else unpack_times(partitions.history)
+        if row is not None and until is not None:
             # The rows are complete until the time of the partition that is furthest behind.
             self._beat_at = min(until.values(), default=row.written_at)
         if self._beat_at is None:

@@ -128,12 +128,14 @@ def serve_fastapi(bundle: Path, ranker: Path, settings: Settings) -> None:
     store = open_store(settings.online_store_url)
     opener = partial(open_with_weights, ranker)
     recommender = open_recommender(bundle, store, log, facts, open_bundle=opener)
-    port = free_port()
-    ready = json.dumps({"event": "ready", "http": f"http://127.0.0.1:{port}", "grpc": ""})
-    _announce(port, partial(sys.stderr.write, f"{ready}\n"))
     app = fastapi_app(recommender)
+    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
+    # From here on callers wait, and no other process gets the port.
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    sys.stderr.write(json.dumps({"event": "ready", "http": address, "grpc": ""}) + "\n")
     try:
-        uvicorn.run(app, port=port, log_config=None, access_log=False, ws="none", lifespan="off")
+        uvicorn.Server(config).run([listening])
     finally:
         log.close()
         recommender.facts.close()

@@ -3,19 +3,22 @@
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from components.privacy.erased_stores import erase_coupons, erase_row
 from feature_repo.aggregates import no_events
-from feature_repo.facts import Fact
+from feature_repo.facts import CLOCK_SKEW_S, Fact
 from feature_repo.stream.online_rows import OnlineRows
 from serving.shop.fact_store import open_fact_store
+from serving.shop.facts import Coupons
 from tests.chaos.listening import listening
 
 AT = 1_700_000_000.0
@@ -143,6 +146,22 @@ def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
     ], "an endpoint that read it while it was whole lets it go"
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
         assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
+
+
+def test_an_endpoint_lets_a_damaged_coupon_of_a_clock_that_was_ahead_go(tmp_path: Path) -> None:
+    url, at = f"sqlite:///{tmp_path / 'facts.db'}", time.time()
+    coupon = Fact("1", "coupon", "tea", "TEA", at + CLOCK_SKEW_S - 60, None, "u1")
+    shown, heard = Coupons(), list[Fact]()
+    shown.add([(0, coupon)])
+    with closing(open_fact_store(url)) as store:
+        store.write([coupon])
+        last = store.changed_since(0)[1]
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
+        file.execute("UPDATE facts SET ranked = substr(ranked, 1, 30)")
+    with reading(url, last, heard):
+        assert erase_coupons(url, "u1", round(at * 1e6)) == 1
+    shown.add([(0, fact) for fact in heard])
+    assert shown.look_up(np.array([0]), at, "u1", None) == [None]
 
 
 def test_a_coupon_goes_whose_key_is_no_text(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from components.home import Running, announced, locked
+from feature_repo.events import Dataset, write_dataset
+from feature_repo.statistics import read_statistics
+from pipelines.run.launch import check_catalogue
 from serving.shop.fact_store import open_fact_store
 from tests.feature_repo.conftest import write_note
+from tests.feature_repo.stream.test_replay_events import shop as another_shop
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
@@ -109,3 +114,17 @@ def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path
     done = reco(place, "replay")
     assert done.exit_code == 1
     assert "nothing to compare: what is written of the log holds no answer" in done.output
+
+
+def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
+    data = tmp_path / "other"
+    write_dataset(data, Dataset(another_shop(), pd.DataFrame({"item_id": ["item-0"]})))
+    refused = reco(shop, "replay-events", "--data", str(data))
+    assert refused.exit_code == 2
+    assert f"--data {data}: the champion knows none of its 4 items, so it is another shop" in refused.output
+    some = read_statistics(shop / "bundles" / "small" / "statistics").item_ids[:1].tolist()
+    check_catalogue(shop, "mine", ["new", *some])
+    check_catalogue(tmp_path, "mine", ["new"])  # nothing was learnt here

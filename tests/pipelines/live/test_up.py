@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed
     assert found["watch"].address == f"http://{at['watch']}/metrics"
     assert found["watch"].command[-5:] == ["watch", "--every", "600", "--port", at["watch"].split(":")[1]]
     assert "prometheus" not in parts(tmp_path, replace(wanted, slots=True), settings=settings)
+    found = parts(tmp_path, wanted, settings=replace(settings, host="::1"))
+    written = yaml.safe_load((tmp_path / "up" / "monitors" / "prometheus.yml").read_text())
+    target = f"[::1]:{found['endpoint'].env['RECO_HTTP_PORT']}"
+    assert written["scrape_configs"][0]["static_configs"] == [{"targets": [target]}]
+    assert found["endpoint"].address == f"http://{target}"
 
 
 @ONE_PROGRAM
@@ -181,10 +187,27 @@ def test_a_store_without_features_is_reported_and_a_filled_one_is_kept(
     assert len(said) == 2
 
 
-def test_a_damaged_note_of_the_publication_is_named(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_damaged_note_of_the_publication_is_named_and_a_store_that_must_be_filled_is_left(
+    tmp_path: Path, valkey: tuple[str, Any]
+) -> None:
     (tmp_path / "online_store.json").write_text("")
-    with pytest.raises(PublicationDamaged, match=r"online_store\.json does not say"):
-        fill_store("redis://127.0.0.1:1/0", tmp_path, CHAMPION, None, print)
+    (tmp_path / "store").mkdir()
+    note, said = tmp_path / "store" / "filled.json", list[str]()
+    note.write_text(json.dumps({"bundle_id": "b1"}))
+    refused = partial(pytest.raises, PublicationDamaged, match=r"online_store\.json does not say")
+    with refused():
+        fill_store(valkey[0], tmp_path, CHAMPION, None, print)
+    with redis.Redis.from_url(valkey[0]) as client:
+        client.set("a", "b")
+    fill_store(valkey[0], tmp_path, CHAMPION, None, said.append)
+    assert "online_store.json does not say" in said[0]
+    assert said[0].endswith(
+        "`reco run` writes it again; the online store got the champion's features before, and stays as it is"
+    )
+    with refused():  # it may hold newer purchases than these
+        fill_store(valkey[0], tmp_path, replace(CHAMPION, bundle_id="older"), tmp_path, print)
+    assert json.loads(note.read_text())["bundle_id"] == "b1"
 
 
 @pytest.mark.slow

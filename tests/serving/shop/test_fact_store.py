@@ -166,8 +166,12 @@ def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStor
     assert store.beats() == {0: now - 10.25, 1: now, 2: now}
     store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
     assert complete_until(store) == now
-    store.beat([3], math.inf)
-    assert (complete_until(store), 3 in store.beats()) == (now, False), "a damaged beat counts as absent"
+    for damaged in (math.inf, now * 1e3):
+        store.beat([3], damaged)
+        with pytest.raises(FactsUnavailable, match="the beat of a partition is damaged"):
+            complete_until(store)
+    store.beat([3], now - 1)
+    assert complete_until(store) == now - 1
     assert store.write([price("a")]) == 1
     assert all_of(store)[0] == [price("a")]
 

@@ -58,6 +58,9 @@ def test_a_partition_that_lags_makes_rows_stale() -> None:
     found = Freshness(store, 60.0)
     found.close()
     assert found.reason == "stale_features"
+    store.write(PARTITIONS, UserRow(b"damaged", time.time()))
+    found._look()
+    assert found.reason == "stale_features", "a damaged beat is none"
 
 
 def test_a_returning_stream_is_fresh_and_a_lost_store_keeps_ageing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 from pipelines.bench.load.arm_variants import (
     fastapi_app,
     open_with_graph,
     open_with_weights,
+    serve_fastapi,
     serve_variant,
 )
 from pipelines.bench.load.arms import PREDICT, fill_store
@@ -142,3 +145,21 @@ def test_fastapi_answers_as_the_recommender_does(toy_line: Path) -> None:
     recommender.facts.close()
     assert found["items"] == expected["items"]
     assert len(found["items"]) == 10
+
+
+@pytest.mark.slow
+def test_fastapi_holds_the_port_that_it_announces(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[str] = []
+
+    def run(_: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        served.append("http://{}:{}".format(*sockets[0].getsockname()))
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(sockets[0].getsockname())
+        sockets[0].close()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    serve_fastapi(toy_line / "evaluated", toy_line / "student", Settings(home=tmp_path))
+    assert served == [json.loads(capsys.readouterr().err.splitlines()[-1])["http"]]
