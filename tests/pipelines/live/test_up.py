@@ -211,6 +211,22 @@ def test_a_damaged_note_of_the_publication_is_named_and_a_store_that_must_be_fil
 
 
 @pytest.mark.slow
+def test_a_filling_that_is_interrupted_leaves_no_note_of_the_one_before(
+    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "store").mkdir()
+    note = tmp_path / "store" / "filled.json"
+    note.write_text(json.dumps({"bundle_id": "b0"}))
+    monkeypatch.setattr(up, "ProcessPoolExecutor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill_store(valkey[0], tmp_path, CHAMPION, tmp_path, print)
+    assert not note.exists(), "after a rollback the half of b1 would be served as all of b0"
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_after_a_rollback_the_store_keeps_the_newer_purchases(
     tmp_path: Path, valkey: tuple[str, Any]
