@@ -51,6 +51,8 @@ def _check_address(text: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise ValueError
+    if ":" in host and not host.startswith("["):  # IPv6, which URLs need in brackets
+        raise ValueError
 
 
 def _check_ranker(text: str) -> None:

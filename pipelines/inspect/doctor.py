@@ -49,6 +49,7 @@ RUNBOOKS = {
     "disk": "LogLoses",
     "endpoint": "CheckoutGone",
 }
+_COMMAND = r"('[^']*')|(?<![\w/.-])reco (?=[a-z]+\b(?!/))"  # a quoted path stays as it is
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def examine(settings: Settings) -> list[Finding]:
     return [
         replace(
             one,
-            mend=re.sub(r"(?<![\w/.-])reco (?=[a-z]+\b(?!/))", lambda _: reco, one.mend),
+            mend=re.sub(_COMMAND, lambda match: match[1] or reco, one.mend),
             runbook="" if one.status == "ok" else one.runbook or RUNBOOKS.get(one.name, ""),
         )
         for one in findings
@@ -135,7 +136,8 @@ def _home(settings: Settings) -> Iterator[Finding]:
     yield Finding("home", "ok", f"{home}" if there == home else f"{home} (not there yet)")
     free = shutil.disk_usage(there).free
     enough = free >= LEAST_DISK_BYTES
-    mend = "" if enough else f"a run needs some GB: remove old runs from {home / 'runs'}, or move --home"
+    runs = shlex.quote(str(home / "runs"))
+    mend = "" if enough else f"a run needs some GB: remove old runs from {runs}, or move --home"
     yield Finding("disk", "ok" if enough else "warn", f"{free / 1e9:.0f} GB free", mend)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     enough = memory >= LEAST_MEMORY_BYTES
@@ -305,7 +307,7 @@ def _registry(settings: Settings) -> Iterator[Finding]:
             aliases = {str(name): str(version) for name, version in connection.execute(query)}
             tags = list(connection.execute(written))
     except sqlite3.Error as error:
-        mend = f"make {database} readable for this user, or restore it from a backup"
+        mend = f"make {shlex.quote(str(database))} readable for this user, or restore it from a backup"
         yield Finding("registry", "fail", f"{database} cannot be read as MLflow's ({error})", mend)
         return
     champion = _champion_of(settings.home)
@@ -353,7 +355,8 @@ def _endpoint(settings: Settings, urls: Sequence[str]) -> Iterator[Finding]:
     faults = {url: answers(f"{url}/healthz") for url in urls}  # gRPC's port gives one, too
     alive = [url for url, fault in faults.items() if not fault]
     found = ", ".join(alive or faults.values()) or "`reco up` runs, but its endpoint does not"
-    mend = "" if alive else f"look into {settings.home / 'up' / 'endpoint.log'}, or reco serve"
+    written = shlex.quote(str(settings.home / "up" / "endpoint.log"))
+    mend = "" if alive else f"look into {written}, or reco serve"
     yield Finding("endpoint", "ok" if alive else "fail", found, mend)
     for url in alive:
         yield from _signals(f"http://{settings.metrics_address}" if settings.metrics_address else url)

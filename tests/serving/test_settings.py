@@ -43,6 +43,7 @@ def test_a_child_does_not_inherit_the_metrics_folder(monkeypatch: pytest.MonkeyP
         ("RECO_RANKER_ADDRESS", "ranker"),
         ("RECO_RANKER_ADDRESS", ":8001"),
         ("RECO_RANKER_ADDRESS", "ranker:http"),
+        ("RECO_METRICS_ADDRESS", "::1:9090"),
         ("RECO_TRACE_URL", "collector:4318"),
     ],
 )

@@ -266,6 +266,16 @@ def test_a_failed_run_comes_with_the_command_that_helps(tmp_path: Path, error: s
     assert found.mend == command(tmp_path, mend.format(run_id=run.run_id))
 
 
+def test_a_cure_for_a_home_with_spaces_can_be_pasted(tmp_path: Path) -> None:
+    home = tmp_path / "my reco data x"
+    home.mkdir()
+    for name in ("mlflow.db", "rules.yaml"):
+        (home / name).write_text("no such file: [")
+    found = look(home)
+    assert found["registry"].mend.startswith(f"make '{home}/mlflow.db' readable")
+    assert found["rules"].mend == command(home, f"rules check '{home}/rules.yaml'")
+
+
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_a_port_in_use_is_reported(tmp_path: Path, family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family) as taken:
