@@ -243,6 +243,7 @@ def fill_store(
         )
         return
     say(f"filling the online store from {features}")
+    note.unlink(missing_ok=True)  # a filling that is interrupted is begun again, also after a rollback
     # Feast is large: it shall not stay in the memory of a process that only watches others.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         counts = pool.submit(_publish, features, cut, bundle_id, home, url).result()
