@@ -11,6 +11,7 @@ import pytest
 
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import DAY_S, UserEvents
+from feature_repo.events import complete_columns
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
@@ -85,3 +86,19 @@ def rows(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Rows:
 
 def write_note(home: Path, **changed: Any) -> None:
     (home / PUBLICATION).write_text(json.dumps({"kind": "online_store", "items": 9, **FIELDS, **changed}))
+
+
+def minute_shop(baskets: int = 20, lines: int = 4) -> pd.DataFrame:
+    """A basket a minute, of one shopper each."""
+    start = pd.Timestamp("2024-05-01T10:00:00Z")
+    return complete_columns(
+        pd.DataFrame(
+            {
+                "user_id": [f"user-{b}" for b in range(baskets) for _ in range(lines)],
+                "basket_id": [f"basket-{b:03d}" for b in range(baskets) for _ in range(lines)],
+                "item_id": [f"item-{line}" for _ in range(baskets) for line in range(lines)],
+                "at": [start + pd.Timedelta(minutes=b) for b in range(baskets) for _ in range(lines)],
+                "store_id": ["" if b % 2 else "406" for b in range(baskets) for _ in range(lines)],
+            }
+        )
+    )

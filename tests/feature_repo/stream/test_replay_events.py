@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, complete_columns, write_dataset
+from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, write_dataset
 from feature_repo.stream.delivery import Delivery
 from feature_repo.stream.kafka import KafkaSettings
 from feature_repo.stream.messages import MessageInvalid, parse_event
@@ -27,25 +27,10 @@ from feature_repo.stream.replay_events import (
     poison,
     replay_events,
 )
+from tests.feature_repo.conftest import minute_shop
 
 NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
 TOPIC, ENDPOINT = "checkout.events", "http://endpoint:8080"
-
-
-def shop(baskets: int = 20, lines: int = 4) -> pd.DataFrame:
-    """A basket a minute, of one shopper each."""
-    start = pd.Timestamp("2024-05-01T10:00:00Z")
-    return complete_columns(
-        pd.DataFrame(
-            {
-                "user_id": [f"user-{b}" for b in range(baskets) for _ in range(lines)],
-                "basket_id": [f"basket-{b:03d}" for b in range(baskets) for _ in range(lines)],
-                "item_id": [f"item-{line}" for _ in range(baskets) for line in range(lines)],
-                "at": [start + pd.Timedelta(minutes=b) for b in range(baskets) for _ in range(lines)],
-                "store_id": ["" if b % 2 else "406" for b in range(baskets) for _ in range(lines)],
-            }
-        )
-    )
 
 
 class Paper(Delivery):
@@ -81,7 +66,7 @@ def paper() -> Iterator[Paper]:
 
 
 def test_a_message_holds_the_events_columns_without_unknown_values() -> None:
-    events = shop(baskets=2, lines=1)
+    events = minute_shop(baskets=2, lines=1)
     events.loc[1, ["quantity", "price", "discount"]] = [3, 1.99, 0.25]
     events["at"] += pd.Timedelta(microseconds=7)
     (key, first), (_, second) = encode(events)
@@ -103,7 +88,7 @@ def test_a_message_holds_the_events_columns_without_unknown_values() -> None:
 
 
 def test_since_until_and_limit_choose_the_events() -> None:
-    events = shop().sample(frac=1, random_state=0)
+    events = minute_shop().sample(frac=1, random_state=0)
     chosen = choose(events, "2024-05-01T10:05:00Z", "2024-05-01T10:07:00Z")
     assert list(chosen["basket_id"]) == ["basket-005"] * 4 + ["basket-006"] * 4
     assert list(choose(events, limit=5)["basket_id"]) == ["basket-000"] * 4 + ["basket-001"]
@@ -114,7 +99,7 @@ def test_since_until_and_limit_choose_the_events() -> None:
 
 
 def test_every_event_is_sent_once_and_in_order_as_fast_as_possible(paper: Paper) -> None:
-    events = choose(shop())
+    events = choose(minute_shop())
     counts = replay_events(events, TOPIC, paper, 0)
     assert paper.messages() == encode(events)
     assert counts.messages == 80
@@ -122,7 +107,7 @@ def test_every_event_is_sent_once_and_in_order_as_fast_as_possible(paper: Paper)
 
 def test_events_follow_the_clock_of_the_data(paper: Paper) -> None:
     began = time.monotonic()
-    replay_events(choose(shop(baskets=4, lines=2)), TOPIC, paper, speed=240.0)
+    replay_events(choose(minute_shop(baskets=4, lines=2)), TOPIC, paper, speed=240.0)
     due = np.repeat([0.0, 0.25, 0.5, 0.75], 2)
     # Never early; the delay depends on the machine.
     assert (np.array(paper.times) - began >= due).all()
@@ -149,7 +134,7 @@ def test_a_hard_stream_has_the_requested_shares_and_is_reproducible() -> None:
 
 @pytest.mark.parametrize("number", range(9))
 def test_each_kind_of_poison_breaks_the_contract(number: int) -> None:
-    [(user, good)] = encode(shop(1, 1).astype({"quantity": "int64"}))
+    [(user, good)] = encode(minute_shop(1, 1).astype({"quantity": "int64"}))
     _, value = poison(number, good)
     with pytest.raises(MessageInvalid):
         parse_event(user.encode(), value, time.time())
@@ -185,7 +170,7 @@ def test_the_shopper_sends_half_of_each_basket_once_at_its_time(
 ) -> None:
     shopper = Shopper(ENDPOINT)
     counts = replay_events(
-        choose(shop(6, 3)), TOPIC, paper, 0, Disturbance(duplicates=0.5, within=3), shopper
+        choose(minute_shop(6, 3)), TOPIC, paper, 0, Disturbance(duplicates=0.5, within=3), shopper
     )
     shopper.close()
     assert asked[:2] == [
@@ -212,7 +197,7 @@ def test_the_shopper_sends_requests_for_purchases_not_for_impressions(
     asked: list[dict[str, Any]], paper: Paper
 ) -> None:
     """An archive holds both, and an impression may have the id and time of the basket."""
-    bought = shop(2, 4)
+    bought = minute_shop(2, 4)
     shown = bought.assign(event_type="impression", event_id=bought["event_id"] + "-shown")
     other = shown.assign(basket_id="request", event_id=shown["event_id"] + "-other")
     again = bought.head(1).assign(event_id="scanned twice")
@@ -228,7 +213,7 @@ def test_the_shopper_sends_requests_for_purchases_not_for_impressions(
 
 
 def test_an_endpoint_that_is_away_costs_no_events(paper: Paper, caplog: pytest.LogCaptureFixture) -> None:
-    counts = replay_events(choose(shop(6, 3)), TOPIC, paper, 0, shopper=Shopper("http://127.0.0.1:1"))
+    counts = replay_events(choose(minute_shop(6, 3)), TOPIC, paper, 0, shopper=Shopper("http://127.0.0.1:1"))
     assert (counts.messages, counts.errors, counts.asked) == (18, 6, 0)
     assert sum("did not answer" in record.message for record in caplog.records) == 1
 
@@ -239,7 +224,7 @@ def test_a_slow_broker_makes_the_replay_wait_and_report_it(
     monkeypatch.setattr("feature_repo.stream.replay_events.REPORT_S", 0.05)
     paper.full_for = 20
     reports = list[str]()
-    counts = replay_events(choose(shop()), TOPIC, paper, 0, report=reports.append)
+    counts = replay_events(choose(minute_shop()), TOPIC, paper, 0, report=reports.append)
     assert any("waiting for it" in text for text in reports)
     assert counts.messages == len(paper.messages()) == 80
 
@@ -260,7 +245,7 @@ def replayed(
     monkeypatch.setattr("feature_repo.stream.delivery.Delivery", delivery)
     monkeypatch.setattr("pipelines.cli.events.CONFIRM_S", 0)
     monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
-    write_dataset(tmp_path / "dataset", Dataset(shop(), pd.DataFrame({"item_id": ["item-0"]})))
+    write_dataset(tmp_path / "dataset", Dataset(minute_shop(), pd.DataFrame({"item_id": ["item-0"]})))
     command = ["--home", str(tmp_path), "replay-events", "--data", str(tmp_path / "dataset")]
     return CliRunner().invoke(main, [*command, *arguments])
 

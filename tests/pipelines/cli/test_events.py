@@ -13,8 +13,7 @@ from feature_repo.events import Dataset, write_dataset
 from feature_repo.statistics import read_statistics
 from pipelines.run.launch import check_catalogue
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.conftest import write_note
-from tests.feature_repo.stream.test_replay_events import shop as another_shop
+from tests.feature_repo.conftest import minute_shop, write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
@@ -121,7 +120,7 @@ def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(
 ) -> None:
     monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
     data = tmp_path / "other"
-    write_dataset(data, Dataset(another_shop(), pd.DataFrame({"item_id": ["item-0"]})))
+    write_dataset(data, Dataset(minute_shop(), pd.DataFrame({"item_id": ["item-0"]})))
     refused = reco(shop, "replay-events", "--data", str(data))
     assert refused.exit_code == 2
     assert f"--data {data}: the champion knows none of its 4 items, so it is another shop" in refused.output
