@@ -69,8 +69,10 @@ def drift(
     document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
     text = _drift_text(verdict, page)
     if retrain:
+        if context.output == "text":  # before the training, which takes minutes or fails
+            click.echo(text)
         document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr, COOL_DOWN)
-        text += f"\nretraining: {outcome['said']}"
+        text = f"retraining: {outcome['said']}"
     code = 1 if verdict.failed else USAGE if verdict.status == "insufficient_data" else 0
     context.answer(document, text, code)
 

@@ -36,6 +36,9 @@ def test_drift_reports_the_outcome_of_the_retraining(
     assert done.exit_code == code
     if code == 1:
         assert json.loads(done.stdout)["retrain"] == outcome
+    text = reco(tmp_path, "drift", "--quick", "--retrain").stdout
+    # The verdict comes before the training: it is there, once, also when the training fails.
+    assert text == "drifted: category PSI 0.3\n" + ("retraining: not started: x\n" if code == 1 else "")
 
 
 def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
