@@ -107,8 +107,19 @@ def test_repeated_rows_count_as_they_do_in_a_run(shop: Path) -> None:
     assert found["refused_ratio"] == round(2 / (3 * len(DAYS) + 2), 6)
 
 
-def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:
-    write(shop, *DAYS[:9])
+def test_a_cut_that_is_impossible_hides_no_refused_row(shop: Path, tmp_path: Path) -> None:
+    write(shop, *DAYS[:9], "u1,b,i,2024-01-02,-3")
     done = reco(tmp_path, "check", str(shop))
-    assert done.exit_code != 0
-    assert "bring more than five weeks" in done.output
+    lines = done.output.splitlines()
+    assert (done.exit_code, lines[0]) == (1, f"{shop}: 9 valid rows, 3 users, 9 baskets, 5 items")
+    assert lines[2].startswith("a run would stop: the cut 2023-12-06T00:00:00Z leaves no event on one side")
+    assert lines[2].endswith("bring more than five weeks")
+    assert "1 row refused, 10.0% of all" in lines[3]
+    assert "quantity" in done.output
+    assert inspect_data(str(shop), "2025-01-01")["stops"].startswith("the cut 2025-01-01T00:00:00Z leaves")
+
+
+def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:
+    (shop / "events.txt").write_text(HEADER)
+    done = reco(tmp_path, "check", str(shop))
+    assert (done.exit_code, "holds events.txt, expected events.parquet" in done.output) == (1, True)
