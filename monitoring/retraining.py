@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         last = read_json(path.read_text())
-        started_at = datetime.fromisoformat(last["started_at"]).isoformat()
+        # To the minute, as messages show it: the next start is allowed at the time that they name.
+        started_at = datetime.fromisoformat(last["started_at"]).astimezone(UTC).isoformat(timespec="minutes")
         return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error

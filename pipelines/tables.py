@@ -47,8 +47,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text of SHORT characters at most; an ellipsis stands for the rest."""
-    return text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
+    """Return a text of SHORT characters at most, an ellipsis for the rest; a file or a pipe gets it whole."""
+    return text if len(text) <= SHORT or not sys.stdout.isatty() else f"{text[: SHORT - 1]}…"
 
 
 def size(count: int) -> str:

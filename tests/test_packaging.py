@@ -62,7 +62,10 @@ def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
     )
     for program in programs.iterdir():
         program.chmod(0o755)
-    subprocess.run([ROOT / ".ci" / "set-up", programs.parent], check=True, capture_output=True)
+    done = subprocess.run(
+        [ROOT / ".ci" / "set-up", programs.parent], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1].split()[:2] == ["ready:", f"{programs}/reco,"]
     lines = calls.read_text().splitlines()
     whole = [line for line in lines if line.endswith("-r requirements/dev.lock")]
     assert ["uv" if line.startswith("uv ") else "pip" for line in whole] == installers

@@ -351,7 +351,10 @@ def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
     bare = pd.DataFrame({"item_id": sorted(distinct[~distinct.isin(items["item_id"])])})
     if bare.empty:
         return items
-    log.warning("%d of the items sold have no row in the item table", len(bare))
+    if items.empty:
+        log.warning("no items.csv or items.parquet: the %d items sold have no names or categories", len(bare))
+    else:
+        log.warning("%d of the items sold have no row in the table of items", len(bare))
     return pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)
 
 

@@ -7,13 +7,33 @@ file.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core.event import Event, Listener, register
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 _LOOPS: list[Any] = []
+
+
+class _FirstCompilation(Listener):
+    """Says on a terminal why the first call takes so long; numba broadcasts no event for a cached loop."""
+
+    said = False
+
+    def on_start(self, event: Event) -> None:
+        """Print one line, once."""
+        if not self.said and sys.stderr.isatty():
+            sys.stderr.write("compiling inner loops for this machine, once: up to a minute\n")
+        self.said = True
+
+    def on_end(self, event: Event) -> None:
+        """Print nothing."""
+
+
+register("numba:compile", _FirstCompilation())
 
 
 def compiled(loop: Loop) -> Loop:

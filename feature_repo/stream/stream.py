@@ -254,6 +254,7 @@ class Stream:
             if version < 0:
                 continue
             generation, offset = version >> OFFSET_BITS, version & ((1 << OFFSET_BITS) - 1)
+            self._report()  # the broker may show its message after PROBE_S only, and `reco up` looks at this
             if self._is_at(place, offset, event_id):
                 if committed[place.partition] < 0:
                     place.offset = offset + 1  # the broker lost the group's position, not the messages

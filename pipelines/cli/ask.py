@@ -52,8 +52,11 @@ A trial has tiny models and passes no gate. Go on with:
 )
 @common_options
 def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None) -> None:
-    """Answer one basket, or a file of requests."""
-    from pipelines.inspect.ask import old_data
+    """Answer one basket, or a file of requests.
+
+    Of one basket, a line on stderr names a shopper without a history and an unknown store.
+    """
+    from pipelines.inspect.ask import old_data, unknown_ids
 
     if requests is not None:
         check_alone("--requests", "a line of the file is a whole request")
@@ -70,6 +73,8 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
     if "error" in answer:
         raise click.UsageError(answer["error"])
     context.answer(answer, _shown(answer))
+    for note in unknown_ids(recommender, line):
+        context.say(note)
     if "at" not in line and (note := old_data(recommender, line)):
         context.say(note)
 

@@ -9,20 +9,24 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from feature_repo.errors import RecoError
 from pipelines.cli.options import Context, FiniteRange, common_options
 from pipelines.tables import counted
 from serving.release.champion import read_champion
 
 if TYPE_CHECKING:
+    from feature_repo.facts import Fact
     from feature_repo.stream.replay_events import ReplayCounts, Shopper
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CONFIRM_S = 60  # to wait for the broker's confirmations at the end of a replay
 SHOWN_LINES = 20
+NAMED_ITEMS = 5
 
 
 @click.command()
@@ -202,7 +206,8 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
     """Write prices, stock, bans, promotions and coupons.
 
     One JSON object a line; - is stdin. All or nothing: an invalid line is reported with its number, and
-    nothing is written.
+    nothing is written. Facts of items that the champion does not know are written, and a line on stderr
+    names these items.
     """
     from feature_repo.facts import parse_lines
     from feature_repo.stream.erasure import Forgotten
@@ -220,6 +225,9 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
         lines += [f"… and {len(refused) - SHOWN_LINES} more"] if len(refused) > SHOWN_LINES else []
         lines.append(f"nothing was written; invalid lines: {len(refused)}")
         context.answer(document, "\n".join(lines), 1)
+    if unknown := _unknown_items(context.home, parsed):
+        named = ", ".join(unknown[:NAMED_ITEMS]) + (", …" if len(unknown) > NAMED_ITEMS else "")
+        context.say(f"{counted(len(unknown), 'item')} of the file not in the champion's bundle: {named}")
     if dry_run:
         context.answer(document, f"{counted(len(parsed), 'valid fact')}; nothing was written")
         return
@@ -229,6 +237,18 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
     context.answer(
         document, f"{counted(len(parsed), 'fact')} read, {document['changed']:,} changed a stored value"
     )
+
+
+def _unknown_items(home: Path, facts: list[Fact]) -> list[str]:
+    """Return the ids that the champion's bundle lacks, which may be typos; none without a readable bundle."""
+    from feature_repo.statistics import read_statistics
+
+    try:
+        bundle = read_champion(home).bundle(home)
+        item_ids = set(read_statistics(bundle / "statistics").item_ids.tolist())
+    except (RecoError, OSError, ValueError):  # facts may come first
+        return []
+    return [item_id for item_id in dict.fromkeys(fact.item_id for fact in facts) if item_id not in item_ids]
 
 
 @click.command()

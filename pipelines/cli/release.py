@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.home import UPDATE_LOCK, command, locked, read_running
+from feature_repo.atomic_files import read_json
 from feature_repo.stream.erasure import Forgotten
 from pipelines.cli.options import (
     FILE,
@@ -76,13 +76,21 @@ def _show_model(context: Context, registry: Registry, version: str) -> None:
 
     shown = registry.version(version)
     lines = [asdict(entry) for entry in registry.history() if entry.version == shown.version]
+    certificates: list[Any] = []
+    chain: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         try:
             file = registry.download(shown, Path(scratch), "certificates.json")
-            certificates = json.loads(file.read_bytes())
+            certificates = read_json(file.read_bytes())
+            chain = chain_rows(certificates)
         except RegistryUnreachable as error:  # an older bundle has none, or its files were removed
-            certificates = []
             context.say(f"no certificates: {error}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            certificates, fault = [], f"{type(error).__name__}: {error}"
+            context.say(
+                f"no certificates: certificates.json of version {shown.version} is damaged ({fault:.200}): "
+                "restore the file, or train again; the gate refuses the version as it is"
+            )
     rows: list[list[Any]] = [
         ["bundle", shown.bundle_id],
         ["trained until", shown.cut],
@@ -94,7 +102,7 @@ def _show_model(context: Context, registry: Registry, version: str) -> None:
             for e in lines
         ),
     ]
-    text = f"{table(['version', shown.version], rows)}\n\n{table(CHAIN, chain_rows(certificates))}"
+    text = f"{table(['version', shown.version], rows)}\n\n{table(CHAIN, chain)}"
     context.answer({**asdict(shown), "history": lines, "certificates": certificates}, text)
 
 

@@ -51,6 +51,7 @@ def check(context: Context, data: str, train_until: str) -> None:
     """
     from pipelines.inspect.check_data import inspect_data, report
 
+    context.say(f"reading {data} and trying the first steps on it: a million rows take about two minutes")
     found = inspect_data(data, train_until)
     context.answer(found, report(found), 0 if found["ok"] else 1)
 

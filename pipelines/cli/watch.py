@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 30
 WEEK_HOURS = 168
+# Heading -> figure of a `Kpi`, and its form.
+KPI_COLUMNS = {
+    "conversion": ("conversion", ".3f"),
+    "acceptance": ("acceptance", ".3f"),
+    "revenue": ("revenue_per_session", ",.2f"),
+    "margin": ("margin_per_session", ",.2f"),
+    "basket": ("basket_value", ",.2f"),
+    "new": ("new_ratio", ".3f"),
+    "ms": ("wait_ms", ".1f"),
+}
 
 
 @click.command()
@@ -69,8 +79,10 @@ def drift(
     document: dict[str, Any] = {**verdict.to_dict(), "report": str(page) if page else None}
     text = _drift_text(verdict, page)
     if retrain:
+        if context.output == "text":  # before the training, which takes minutes or fails
+            click.echo(text)
         document["retrain"] = outcome = launch.retrain(context.home, verdict, sys.stderr, COOL_DOWN)
-        text += f"\nretraining: {outcome['said']}"
+        text = f"retraining: {outcome['said']}"
     code = 1 if verdict.failed else USAGE if verdict.status == "insufficient_data" else 0
     context.answer(document, text, code)
 
@@ -144,20 +156,25 @@ def _kpi_text(earnings: Earnings) -> str:
 
     rows = [("all", "", earnings.total)]
     rows += [(cut, name or "(none)", k) for cut, group in earnings.cuts.items() for name, k in group.items()]
-    head = ["by", "value", "sessions", "conversion", "acceptance", "revenue", "margin", "basket", "new", "ms"]
+    risk, total = earnings.at_risk, earnings.total
+    columns, money = dict(KPI_COLUMNS), "revenue and margin are"
+    if total.margin_per_session is None:
+        del columns["margin"]
+        money = "no fact gives the cost of an item, so there is no margin; revenue is"
     cells = []
     for cut, name, k in rows[:SHOWN_ROWS]:
-        money = (k.revenue_per_session, k.margin_per_session, k.basket_value)
-        figures = (k.conversion, k.acceptance, *money, k.new_ratio, k.wait_ms)
-        cells.append([cut, name, k.sessions, *("" if f is None else round(f, 3) for f in figures)])
-    risk, total = earnings.at_risk, earnings.total
-    text = table(head, cells)
+        figures = [
+            "" if (found := getattr(k, figure)) is None else f"{found:>{len(head)}{form}}"
+            for head, (figure, form) in columns.items()
+        ]
+        cells.append([cut, name, k.sessions, *figures])
+    text = table(["by", "value", "sessions", *columns], cells)
     if len(rows) > SHOWN_ROWS:
         text += f"\n({len(rows) - SHOWN_ROWS} more rows with --output json)"
     text += (
         f"\nanswers from {earnings.since:%Y-%m-%d %H:%M}, purchases until {earnings.until:%Y-%m-%d %H:%M}; "
         f"{total.completeness:.1%} of the sessions are complete\n"
-        f"revenue and margin are of accepted items, for each session; they may have been bought anyway\n"
+        f"{money} of accepted items, for each session; they may have been bought anyway\n"
         f"shown: {earnings.exposure['coverage']:.1%} of the items shown or sold; the most shown tenth takes "
         f"{earnings.exposure['top_tenth']:.1%} of the places\n"
         f"at risk: {risk.degraded:.2f} an hour by degraded answers, {risk.waiting:.2f} by waiting"

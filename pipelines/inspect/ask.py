@@ -55,6 +55,19 @@ def open_champion(
     return recommender
 
 
+def unknown_ids(recommender: Recommender, line: dict[str, Any]) -> list[str]:
+    """Return a note on a shopper without a history, and one on a store that the bundle does not know."""
+    from serving.schemas import parse_request
+
+    request = parse_request({**line, "profile": None}, now=time.time(), default_id="question")
+    known, notes = recommender.read(request), []
+    if request.user_id is not None and known.row is None and known.degraded_reason is None:
+        notes.append(f"user {request.user_id} has no history here: the answer is that of a stranger")
+    if request.store_id is not None and request.store_id not in recommender.bundle.statistics.store_row:
+        notes.append(f"store {request.store_id} is not in the bundle: best sellers of all stores are used")
+    return notes
+
+
 def old_data(recommender: Recommender, line: dict[str, Any]) -> str:
     """Return a note on the age of the newest data if an answer of now cannot use them, else nothing."""
     from feature_repo.aggregates import DAY_S

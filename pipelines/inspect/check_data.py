@@ -10,8 +10,10 @@ from typing import Any
 import pandas as pd
 
 from components.data.ingest_events import (
+    NO_CUT,
     QUARANTINE_LIMIT,
     TooManyRefused,
+    find_cut,
     ingest_events,
     or_raise_the_limit,
 )
@@ -29,8 +31,8 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
     """Read a folder as a run does, and write nothing.
 
     Returns:
-        The counts and the span of the valid rows, the cut, every refused row with its place in the file,
-        and why a later step would stop.
+        The counts and the span of the valid rows, the cut (empty: it leaves nothing on one side), every
+        refused row with its place in the file, and why a later step would stop.
 
     Raises:
         EventsInvalid: the data can't be found, read or used; the message says why.
@@ -43,10 +45,10 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         refused_rows = dataset / "quarantine.jsonl"
         try:
-            found["cut"] = ingest_events(absolute(data), dataset, 1.0, train_until)
+            ingest_events(absolute(data), dataset, 1.0, NO_CUT)
             manifest = json.loads((dataset / "manifest.json").read_bytes())
-            found |= {name: manifest[name] for name in (*COUNTS, "quarantined_ratio")}
-            found["stops"] = _why_a_step_stops(dataset, found)
+            found |= {"cut": ""} | {name: manifest[name] for name in (*COUNTS, "quarantined_ratio")}
+            found["stops"] = _why_a_step_stops(dataset, found, train_until)
         except TooManyRefused as error:  # no row is valid
             found["rows"], refused_rows = 0, error.quarantine
         with refused_rows.open(encoding="utf-8") as lines:
@@ -62,18 +64,23 @@ def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
     }
 
 
-def _why_a_step_stops(dataset: Path, found: dict[str, Any]) -> str:
-    """Fit statistics, build one window's examples and test baskets; return why a run would stop, or ""."""
+def _why_a_step_stops(dataset: Path, found: dict[str, Any], train_until: str) -> str:
+    """Find the cut, fit statistics, build one window's examples and test baskets.
+
+    Returns:
+        Why a run would stop, or "". `found` gets the cut if there is one.
+    """
     from components.data.build_examples import build_examples
     from components.data.examples import read_training_lists
     from components.data.fit_statistics import fit_statistics, purchases_of
     from components.evaluation.evaluate_bundle import tasks_after
 
     statistics, examples = dataset.parent / "statistics", dataset.parent / "examples"
-    cut = found["cut"]
     share = max(ENOUGH / found["rows"], ENOUGH_USERS / found["users"])
     params = {"windows": 1, "masks": 1, "user_ratio": min(1.0, share)}
     try:
+        first, last = (pd.Timestamp(found[name]) for name in ("first_at", "last_at"))
+        found["cut"] = cut = find_cut(first, last, found["timezone"], train_until)
         fit_statistics(dataset, statistics, cut)
         build_examples(dataset, statistics, examples, cut, params)
         read_training_lists(examples)
@@ -90,6 +97,7 @@ def report(found: dict[str, Any]) -> str:
     if found["rows"]:
         lines[0] += ", " + ", ".join(counted(found[f"{noun}s"], noun) for noun in ("user", "basket", "item"))
         lines.append(f"from {found['first_at']} to {found['last_at']} (time zone {found['timezone']})")
+    if found.get("cut"):
         lines.append(f"training sees what is before {found['cut']}, the evaluation the rest")
     if found["stops"]:
         lines.append(f"a run would stop: {found['stops']}")

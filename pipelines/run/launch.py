@@ -85,6 +85,34 @@ def check_catalogue(home: Path, data: str, items: Collection[str]) -> None:
         )
 
 
+def check_champions_data(home: Path, data: str) -> None:
+    """Refuse to train a built-in shop over a champion of your own data; warn over the other built-in shop.
+
+    The gate measures both models on the new data, of which the old one knows no item, so it passes the new
+    one. A `reco run` that lacks its --data would replace a shop's champion.
+
+    Raises:
+        ArgumentsInvalid: naming the data of the champion's run.
+    """
+    try:
+        origin = champions_run(home)
+    except NoChampion:
+        return
+    learnt = str(origin.arguments.get("data") or data) if origin else data
+    # The archive of a home may hold a built-in shop that was replayed.
+    if data not in DATA_NAMES or data == learnt or Path(learnt).is_relative_to(home.absolute()):
+        return
+    cure = f"give {data} a home of its own with --home"
+    if learnt not in DATA_NAMES:
+        raise ArgumentsInvalid(
+            f"--data {data}: the champion learnt from {learnt}, and this model would replace it: "
+            f"train with --data {learnt}, or {cure}"
+        )
+    log.warning(
+        "the champion learnt from %s, and a model of %s replaces it; to keep both, %s", learnt, data, cure
+    )
+
+
 def check_online_store(url: str) -> None:
     """Refuse now the URL that the last step would refuse after all the training."""
     from components.data.feast_store import redis_settings
@@ -144,6 +172,7 @@ def start_training(
     """
     data = given.get("data", DATA_NAMES[0])
     check_data(data)
+    check_champions_data(home, data)
     check_hyper_parameters(given)
     check_train_until(given.get("train_until", ""))
     # These load KFP: the errors above come at once.

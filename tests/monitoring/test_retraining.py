@@ -41,6 +41,18 @@ def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
     assert (again.allowed, "this window" in again.reason) == (False, True)
 
 
+@pytest.mark.parametrize("started_at", ["2024-03-01T12:00:59.123456+00:00", "2024-03-01T13:00:59+01:00"])
+def test_times_of_starts_are_shown_to_the_minute_in_utc(tmp_path: Path, started_at: str) -> None:
+    (tmp_path / "retrain.json").write_text(json.dumps({"started_at": started_at, "key": "a"}))
+    later = NOW + timedelta(hours=1)
+    assert may_retrain(tmp_path, later, key="a").reason.endswith("already, at 2024-03-01T12:00+00:00")
+    refused = may_retrain(tmp_path, later, key="b").reason
+    assert refused == (
+        "a run was started at 2024-03-01T12:00+00:00; the next may start at 2024-03-01T18:00+00:00"
+    )
+    assert may_retrain(tmp_path, NOW + COOL_DOWN, key="b").allowed, "at the time that the message names"
+
+
 @pytest.mark.parametrize("since", [None, datetime(2024, 2, 1, tzinfo=UTC)])
 @pytest.mark.parametrize("until", [None, NOW + timedelta(days=30)])
 def test_only_the_cool_down_limits_a_window_that_still_grows(

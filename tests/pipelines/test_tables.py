@@ -38,6 +38,8 @@ def test_one_thing_is_counted_in_the_singular() -> None:
     assert [counted(number, "line") for number in (0, 1, 1_234)] == ["0 lines", "1 line", "1,234 lines"]
 
 
-def test_a_long_text_is_cut_with_an_ellipsis() -> None:
+def test_on_a_terminal_a_long_text_is_cut_with_an_ellipsis(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shortened("x" * (SHORT + 1)) == "x" * (SHORT + 1)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert shortened("x" * SHORT) == "x" * SHORT
     assert shortened("x" * (SHORT + 1)) == "x" * (SHORT - 1) + "…"

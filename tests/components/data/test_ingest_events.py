@@ -103,7 +103,11 @@ def test_a_byte_order_mark_and_quotes_are_read(source: Path, tmp_path: Path) -> 
     assert ingested(source, tmp_path / "d").events["item_id"].tolist() == ["995242", "milk, 1 l", "milk, 1 l"]
 
 
-def test_items_and_time_zone_beside_the_events(source: Path, tmp_path: Path) -> None:
+def test_items_and_time_zone_beside_the_events(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ingest_events(str(source), tmp_path / "without")
+    assert "no items.csv or items.parquet: the 2 items sold have no names or categories" in caplog.text
     (source / "items.csv").write_text(
         "item_id,category,type,brand\n1041453,bakery,bread,Private\n007,dairy,,\n"
     )
@@ -114,6 +118,7 @@ def test_items_and_time_zone_beside_the_events(source: Path, tmp_path: Path) -> 
     assert items.loc["1041453", ["type", "brand"]].tolist() == ["bread", "private"]
     assert items.loc["007", ["type", "department"]].tolist() == ["", ""]
     assert items.loc["995242"].tolist() == ["", "", "", "", ""]  # sold, but not in the table
+    assert caplog.messages[-1] == "1 of the items sold have no row in the table of items"
 
 
 def test_a_data_set_of_ours_is_a_directory_like_any_other(source: Path, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numba import njit
-from numba.core import caching
+from numba.core import caching, event
 
 from feature_repo.kernels import compiled as compiled_module
 from feature_repo.kernels.compiled import compiled
@@ -24,6 +25,23 @@ def test_without_a_cache_folder_a_loop_is_compiled_at_each_start(monkeypatch: py
     with pytest.raises(RuntimeError, match="no locator"):
         njit(cache=True)(twice)
     assert compiled(twice)(21) == 42
+
+
+def test_a_terminal_is_told_of_the_first_compilation_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def thrice(number: float) -> float:
+        return 3 * number
+
+    loop: Any = njit(thrice)
+    assert loop(True) == 3  # the listener of the module is silent from here on
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
+        assert [loop(number) for number in (True, 2, 2.5, 2)] == [3, 6, 7.5, 6]
+    assert capsys.readouterr().err == "compiling inner loops for this machine, once: up to a minute\n"
+    with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
+        assert [loop(number) for number in (True, 2, 2.5)] == [3, 6, 7.5]
+    assert capsys.readouterr().err == "", "they are compiled already"
 
 
 def test_a_loop_calls_only_loops_of_its_own_file() -> None:

@@ -269,7 +269,13 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     table = table.append_column("version", pa.array(range(10)))
     write_segment(tmp_path / "offline_store" / EVENTS, table, streamed_name(0, 0, 9))
     stream = Stream(tmp_path, None, NOWHERE)  # type: ignore[arg-type]
-    monkeypatch.setattr(stream, "_is_at", lambda *_: False)  # the broker has another message there
+    reported: list[bool] = []
+
+    def is_at(*_: object) -> bool:  # the broker has another message there
+        reported.append((tmp_path / "stream.json").is_file())
+        return False
+
+    monkeypatch.setattr(stream, "_is_at", is_at)
     assigned: list[TopicPartition] = []
 
     known = [TopicPartition("checkout.events", 0, 10)]
@@ -278,6 +284,7 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     assert assigned[0].offset == OFFSET_BEGINNING
     assert stream._began == {0: 0}
     assert stream._generation == {0: 1}
+    assert reported == [True], "`reco up` sees a stream that lives while it looks for its place"
 
 
 def said(partition: int, offset: int, user: str) -> Any:

@@ -113,6 +113,18 @@ def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:
     assert "asked for now" not in reco(shop, "recommend", "--basket", "1000010", "--at", AT).stderr
 
 
+def test_an_unknown_shopper_or_store_is_said_beside_the_answer(shop: Path) -> None:
+    common = ["recommend", "--basket", "1000010", "--at", AT, "--output", "json"]
+    done = reco(shop, *common, "--user", "999", "--store", "store-9")
+    assert answered(done)["items"]
+    assert done.stderr.splitlines() == [
+        "user 999 has no history here: the answer is that of a stranger",
+        "store store-9 is not in the bundle: best sellers of all stores are used",
+    ]
+    assert reco(shop, *common, "--user", "u1", "--store", "store-1").stderr == ""
+    assert reco(shop, *common).stderr == ""
+
+
 def test_items_are_found_by_words(shop: Path) -> None:
     found = answered(reco(shop, "items", "TYPE 4", "grocery", "--limit", "3", "--output", "json"))
     assert [row["item_id"] for row in found] == ["1000004", "1000016", "1000028"]

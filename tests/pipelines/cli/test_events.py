@@ -29,6 +29,25 @@ def test_facts_from_a_file_are_written_to_the_store_beside_the_users(tmp_path: P
     assert "2 facts read, 0 changed a stored value" in reco(tmp_path, "facts", str(file)).output
 
 
+def test_items_that_the_champion_does_not_know_are_named(shop: Path, tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    common = ["facts", str(file), "--dry-run", "--output", "json"]
+    for items, said in (
+        (
+            ["1000000", "1000O00", "milk", "milk"],
+            "2 items of the file not in the champion's bundle: 1000O00, milk\n",
+        ),
+        (
+            [f"i{n}" for n in range(6)],
+            "6 items of the file not in the champion's bundle: i0, i1, i2, i3, i4, …\n",
+        ),
+        (["1000000"], ""),
+    ):
+        file.write_text("\n".join(PRICE.replace("item-001", item) for item in items))
+        done = reco(shop, *common)
+        assert (json.loads(done.stdout)["facts"], done.stderr) == (len(items), said)
+
+
 def test_facts_outlive_their_writer_beside_a_store_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,23 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     assert (broken.exit_code, "line 1 of the history cannot be read" in broken.output) == (1, True)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", ["{", "[{}]", '{"a": 1}', "3"])
+def test_damaged_certificates_are_a_line_beside_the_version(
+    tmp_path: Path, migrated: Path, text: str
+) -> None:
+    shutil.copyfile(migrated, tmp_path / "mlflow.db")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "certificates.json").write_text(text)
+    registry = Registry(default_tracking_uri(tmp_path), "checkout-recommender")
+    registry.add(tmp_path / "bundle", {"bundle_id": "b1"}, {}, {})
+    done = reco(tmp_path, "models", "1", "--output", "json")
+    assert (done.exit_code, json.loads(done.stdout)["certificates"]) == (0, [])
+    assert "certificates.json of version 1 is damaged (" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["promote", "rollback"])
 def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> None:
     (tmp_path / "mlflow.db").write_text("not read: the lock comes first")

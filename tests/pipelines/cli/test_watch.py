@@ -1,6 +1,7 @@
 """`reco drift` and `reco doctor` on the toy champion."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from components.home import Conflict
 from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
+from serving.settings import Settings
 from tests.champions import promote_sealed
-from tests.pipelines.cli.conftest import answered, reco
+from tests.pipelines.cli.conftest import PRICE, answered, reco
+from tests.pipelines.inspect.test_earnings import write_visits
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,9 @@ def test_drift_reports_the_outcome_of_the_retraining(
     assert done.exit_code == code
     if code == 1:
         assert json.loads(done.stdout)["retrain"] == outcome
+    text = reco(tmp_path, "drift", "--quick", "--retrain").stdout
+    # The verdict comes before the training: it is there, once, also when the training fails.
+    assert text == "drifted: category PSI 0.3\n" + ("retraining: not started: x\n" if code == 1 else "")
 
 
 def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
@@ -46,6 +52,21 @@ def test_a_column_that_is_only_shown_is_marked_in_the_terminal(
     promote_sealed(tmp_path)
     monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
     assert "hour    alarm, shown only  0.3" in reco(tmp_path, "drift", "--quick").output
+
+
+def test_money_has_two_decimals_and_a_margin_needs_costs(tmp_path: Path) -> None:
+    write_visits(Settings(home=tmp_path), 200)
+    head, total, *_ = reco(tmp_path, "kpi").stdout.splitlines()
+    columns = ["by", "value", "sessions", "conversion", "acceptance", "revenue", "basket", "new", "ms"]
+    assert head.split() == columns
+    assert re.fullmatch(r"all +\d+ +0\.\d{3} +0\.\d{3} +0\.\d\d +\d+\.\d\d +\d\.\d{3} +3\.0", total)
+    assert "no fact gives the cost of an item, so there is no margin" in reco(tmp_path, "kpi").stdout
+    cost = json.loads(PRICE) | {"fact": "cost", "item_id": "shown"}
+    (tmp_path / "facts.jsonl").write_text(json.dumps(cost))
+    assert reco(tmp_path, "facts", str(tmp_path / "facts.jsonl")).exit_code == 0
+    shown = reco(tmp_path, "kpi").stdout
+    assert "revenue  margin  basket" in shown
+    assert "\nrevenue and margin are of accepted items" in shown
 
 
 def test_a_bundle_is_no_data(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def test_a_good_folder_is_counted_and_nothing_is_written(shop: Path, tmp_path: P
     events.drop(columns="event_id").to_csv(shop / "events.csv", index=False)
     done = reco(tmp_path / "home", "check", str(shop))
     assert done.exit_code == 0, done.output
-    first, *_, last = done.output.splitlines()
+    assert done.stderr.startswith(f"reading {shop} and trying the first steps on it: ")
+    first, *_, last = done.stdout.splitlines()
     baskets = events["basket_id"].nunique()
     assert first == f"{shop}: {len(events):,} valid rows, 60 users, {baskets:,} baskets, 80 items"
     assert last == "no row is refused"
@@ -60,7 +61,7 @@ def test_a_folder_that_a_later_step_would_refuse_is_told_now(
     write(shop, *(",".join((*day[:2], f"i{number % 5}", *day[3:])) for number, day in enumerate(days)))
     done = reco(tmp_path, "check", str(shop), "--train-until", until)
     assert done.exit_code == 1
-    lines = done.output.splitlines()
+    lines = done.stdout.splitlines()
     assert lines[:2] == [
         f"{shop}: {len(days):,} valid rows, 3 users, 84 baskets, 5 items",
         "from 2024-01-01T00:00:00Z to 2024-03-28T00:00:00Z (time zone UTC)",
@@ -74,7 +75,7 @@ def test_refused_rows_have_the_number_of_their_line(shop: Path, tmp_path: Path) 
     done = reco(tmp_path, "check", str(shop))
     assert done.exit_code == 1
     assert "2 rows refused, 2.3% of all; a run allows 1.0%" in done.output
-    assert [line.split()[:2] for line in done.output.splitlines()[6:9]] == [
+    assert [line.split()[:2] for line in done.stdout.splitlines()[6:9]] == [
         ["row", "reason"],
         ["3", "quantity"],
         ["4", "the"],
@@ -107,8 +108,19 @@ def test_repeated_rows_count_as_they_do_in_a_run(shop: Path) -> None:
     assert found["refused_ratio"] == round(2 / (3 * len(DAYS) + 2), 6)
 
 
-def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:
-    write(shop, *DAYS[:9])
+def test_a_cut_that_is_impossible_hides_no_refused_row(shop: Path, tmp_path: Path) -> None:
+    write(shop, *DAYS[:9], "u1,b,i,2024-01-02,-3")
     done = reco(tmp_path, "check", str(shop))
-    assert done.exit_code != 0
-    assert "bring more than five weeks" in done.output
+    lines = done.stdout.splitlines()
+    assert (done.exit_code, lines[0]) == (1, f"{shop}: 9 valid rows, 3 users, 9 baskets, 5 items")
+    assert lines[2].startswith("a run would stop: the cut 2023-12-06T00:00:00Z leaves no event on one side")
+    assert lines[2].endswith("bring more than five weeks")
+    assert "1 row refused, 10.0% of all" in lines[3]
+    assert "quantity" in done.output
+    assert inspect_data(str(shop), "2025-01-01")["stops"].startswith("the cut 2025-01-01T00:00:00Z leaves")
+
+
+def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:
+    (shop / "events.txt").write_text(HEADER)
+    done = reco(tmp_path, "check", str(shop))
+    assert (done.exit_code, "holds events.txt, expected events.parquet" in done.output) == (1, True)

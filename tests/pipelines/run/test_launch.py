@@ -20,6 +20,7 @@ from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     DATA_NAMES,
     absolute,
+    check_champions_data,
     check_data,
     check_shop,
     dataset_of,
@@ -27,6 +28,7 @@ from pipelines.run.launch import (
     promoted,
     retrain,
     run_datasets,
+    start_training,
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
@@ -53,11 +55,37 @@ def drifted(tmp_path: Path) -> Path:
     return home
 
 
-def test_one_built_in_shop_is_not_replayed_beside_the_champion_of_the_other(tmp_path: Path) -> None:
-    run = new_run(tmp_path, "training", {"data": "complete-journey"}, ["promote-bundle"])
+def promote_run(home: Path, data: str) -> None:
+    """Make a run with this data the one that promoted the champion."""
+    run = new_run(home, "training", {"data": data}, ["promote-bundle"])
     run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b", "version": "1", "changed": True}}
     run.save()
-    write_champion(tmp_path, Champion("b", "1", "reco", "bundles/b", "2024-01-01", "2024-01-02"))
+    write_champion(home, Champion("b", "1", "reco", "bundles/b", "2024-01-01", "2024-01-02"))
+
+
+def test_a_built_in_shop_replaces_no_champion_of_own_data_and_none_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_champions_data(tmp_path, "toy")
+    promote_run(tmp_path, "/my/shop")
+    with pytest.raises(ArgumentsInvalid, match=r"learnt from /my/shop, .* of its own with --home"):
+        start_training(tmp_path, {}, "fast", "", sys.stderr)
+    check_champions_data(tmp_path, "/my/shop/newer")
+    promote_run(tmp_path, str(tmp_path / "offline_store"))
+    check_champions_data(tmp_path, "toy")
+    promote_run(tmp_path, "toy")
+    for data in ("toy", "/my/shop"):
+        check_champions_data(tmp_path, data)
+    assert caplog.messages == []
+    check_champions_data(tmp_path, "complete-journey")
+    [said] = caplog.messages
+    assert said.startswith(
+        "the champion learnt from toy, and a model of complete-journey replaces it; to keep"
+    )
+
+
+def test_one_built_in_shop_is_not_replayed_beside_the_champion_of_the_other(tmp_path: Path) -> None:
+    promote_run(tmp_path, "complete-journey")
     with pytest.raises(ArgumentsInvalid, match="learnt from complete-journey, and a training"):
         check_shop(champions_run(tmp_path), "toy")
     for data in ("complete-journey", "/my/shop", ""):
