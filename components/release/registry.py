@@ -30,6 +30,7 @@ from feature_repo.errors import UNREACHABLE, USAGE, RecoError, without_password
 from feature_repo.ids import is_name, is_path
 
 if TYPE_CHECKING:
+    from mlflow.entities.model_registry import RegisteredModel
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
@@ -154,7 +155,7 @@ class Registry:
         """
         with _reached(self.tracking_uri):
             run_id = self._run(bundle, tags, params, metrics, example or {"basket": []})
-            if not self._exists():
+            if self._model() is None:
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
                 self.model_name,
@@ -260,7 +261,8 @@ class Registry:
             HistoryBroken: a line is not as it was written.
         """
         with _reached(self.tracking_uri):
-            return read_history(self._tags(), self._aliases().get(CHAMPION))
+            model = self._model()
+        return [] if model is None else read_history(model.tags, _aliases_of(model).get(CHAMPION))
 
     def intend(self, entry: Promotion) -> None:
         """Write the line of a promotion that begins: its alias moves next, then `complete` follows."""
@@ -270,7 +272,8 @@ class Registry:
     def intent(self) -> Promotion | None:
         """Return the line of a promotion that began and did not end."""
         with _reached(self.tracking_uri):
-            text = self._tags().get(INTENT_TAG)
+            model = self._model()
+        text = None if model is None else model.tags.get(INTENT_TAG)
         return None if text is None else read_line(text)
 
     def complete(self) -> None:
@@ -306,14 +309,19 @@ class Registry:
             ) from error
 
     def _aliases(self) -> dict[str, str]:
-        found = self._client.get_registered_model(self.model_name).aliases if self._exists() else {}
-        return {str(alias): str(version) for alias, version in found.items()}
+        model = self._model()
+        return {} if model is None else _aliases_of(model)
 
-    def _tags(self) -> dict[str, str]:
-        return dict(self._client.get_registered_model(self.model_name).tags) if self._exists() else {}
+    def _model(self) -> RegisteredModel | None:
+        """Return the model with its aliases and tags as they are now; None before the first version."""
+        from mlflow.exceptions import MlflowException
 
-    def _exists(self) -> bool:
-        return bool(self._client.search_registered_models(f"name = '{self.model_name}'"))
+        try:
+            return self._client.get_registered_model(self.model_name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
 
     def _run(
         self,
@@ -355,6 +363,10 @@ class Registry:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+
+
+def _aliases_of(model: RegisteredModel) -> dict[str, str]:
+    return {str(alias): str(version) for alias, version in model.aliases.items()}
 
 
 def _training_data(tags: Mapping[str, str]) -> Any:
