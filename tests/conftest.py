@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import contextlib
 import fcntl
+import functools
 import gc
 import inspect
 import json
@@ -25,6 +26,8 @@ for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of LightGBM that wait must not spin
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded, which some tests do themselves
+# A step of a run has a TMPDIR of its own, where PyTorch would compile each C++ kernel again: half a minute.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -255,6 +258,7 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (line / "cut.txt").exists():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("components.ranker.scoring.REPEATS", 3)  # no test asserts on its latencies
+                read_operators_once(patch)
                 build_toy_line(line)
     return line
 
@@ -327,6 +331,14 @@ def broker() -> Iterator[Broker]:
         yield broker
     finally:
         broker.stop()
+
+
+def read_operators_once(patch: pytest.MonkeyPatch) -> None:
+    """Keep what PyTorch reads for each export: the source of a thousand operators, a third of its time."""
+    from torch.onnx._internal.exporter import _registration
+
+    apis = _registration.onnxscript_apis
+    patch.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
 
 
 TOY_EXAMPLES = {"windows": 2, "masks": 2}
