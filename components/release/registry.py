@@ -30,7 +30,6 @@ from feature_repo.errors import UNREACHABLE, USAGE, RecoError, without_password
 from feature_repo.ids import is_name, is_path
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import RegisteredModel
     from mlflow.tracking import MlflowClient
 
 CHALLENGER, CHAMPION = "challenger", "champion"
@@ -103,7 +102,7 @@ class Registry:
     def versions(self) -> list[Version]:
         """Return every version, newest first."""
         with _reached(self.tracking_uri):
-            aliases = self._aliases()
+            _, aliases = self._state()
             found = []
             token = None
             while True:
@@ -155,7 +154,7 @@ class Registry:
         """
         with _reached(self.tracking_uri):
             run_id = self._run(bundle, tags, params, metrics, example or {"basket": []})
-            if self._model() is None:
+            if not self._client.search_registered_models(f"name = '{self.model_name}'"):
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
                 self.model_name,
@@ -235,8 +234,7 @@ class Registry:
 
     def alias(self, name: str) -> str | None:
         """Return the version an alias points at."""
-        with _reached(self.tracking_uri):
-            return self._aliases().get(name)
+        return self._state()[1].get(name)
 
     def point(self, alias: str, version: str) -> None:
         """Let an alias point at a version."""
@@ -246,7 +244,7 @@ class Registry:
     def unpoint(self, alias: str, version: str) -> None:
         """Remove an alias if it points at a version."""
         with _reached(self.tracking_uri):
-            if self._aliases().get(alias) == version:
+            if self._state()[1].get(alias) == version:
                 self._client.delete_registered_model_alias(self.model_name, alias)
 
     def refuse(self, version: str, reason: str) -> None:
@@ -260,9 +258,8 @@ class Registry:
         Raises:
             HistoryBroken: a line is not as it was written.
         """
-        with _reached(self.tracking_uri):
-            model = self._model()
-        return [] if model is None else read_history(model.tags, _aliases_of(model).get(CHAMPION))
+        tags, aliases = self._state()
+        return read_history(tags, aliases.get(CHAMPION))
 
     def intend(self, entry: Promotion) -> None:
         """Write the line of a promotion that begins: its alias moves next, then `complete` follows."""
@@ -271,9 +268,7 @@ class Registry:
 
     def intent(self) -> Promotion | None:
         """Return the line of a promotion that began and did not end."""
-        with _reached(self.tracking_uri):
-            model = self._model()
-        text = None if model is None else model.tags.get(INTENT_TAG)
+        text = self._state()[0].get(INTENT_TAG)
         return None if text is None else read_line(text)
 
     def complete(self) -> None:
@@ -308,20 +303,12 @@ class Registry:
                 f"{without_password(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
             ) from error
 
-    def _aliases(self) -> dict[str, str]:
-        model = self._model()
-        return {} if model is None else _aliases_of(model)
-
-    def _model(self) -> RegisteredModel | None:
-        """Return the model with its aliases and tags as they are now; None before the first version."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._client.get_registered_model(self.model_name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
+    def _state(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the model's tags and aliases as they are now; none before its first version."""
+        with suppress(RegistryRefused), _reached(self.tracking_uri):
+            model = self._client.get_registered_model(self.model_name)
+            return dict(model.tags), {str(alias): str(version) for alias, version in model.aliases.items()}
+        return {}, {}
 
     def _run(
         self,
@@ -363,10 +350,6 @@ class Registry:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
-
-
-def _aliases_of(model: RegisteredModel) -> dict[str, str]:
-    return {str(alias): str(version) for alias, version in model.aliases.items()}
 
 
 def _training_data(tags: Mapping[str, str]) -> Any:
