@@ -338,10 +338,9 @@ def broker() -> Iterator[Broker]:
 
 def read_operators_once(patch: pytest.MonkeyPatch) -> None:
     """Keep what PyTorch reads for each export: the source of a thousand operators, a third of its time."""
-    from torch.onnx._internal.exporter import _registration
+    from torch.onnx._internal._lazy_import import onnxscript_apis
 
-    apis = _registration.onnxscript_apis
-    patch.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
+    patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
 
 
 TOY_EXAMPLES = {"windows": 2, "masks": 2}
