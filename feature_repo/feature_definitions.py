@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import typeguard
 # Feast decorates its classes with `typechecked`, which rewrites 261 functions when they are imported: more
 # than half of the processor time of the import. mypy checks our calls.
 _typechecked, typeguard.typechecked = typeguard.typechecked, lambda target: target  # type: ignore[assignment]
+# It also imports PyTorch where that is installed, for tensors that nothing here asks for: half of the rest.
+_hides_torch = "torch" not in sys.modules
+if _hides_torch:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is missing
 
 # isort: split
 from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, PushSource, ValueType
@@ -18,6 +23,8 @@ from feast.types import Bytes, Float32, String
 
 # isort: split
 typeguard.typechecked = _typechecked
+if _hides_torch:
+    del sys.modules["torch"]
 
 from feature_repo.schema import FRESH, ITEM, USER
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW

@@ -15,6 +15,7 @@ from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
+from tests.conftest import read_operators_once
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,7 @@ def test_ten_retrainings_keep_the_candidates(tmp_path: Path, monkeypatch: pytest
     """At most a fifth is lost. Shoppers that buy favourites and shown items alone would lose a quarter."""
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)  # no latency matters here
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # LightGBM's threads would wait for each other
+    read_operators_once(monkeypatch)
     rng, cut = np.random.default_rng(0), START + WEEKS * WEEK
     events = toy_dataset(USERS, ITEMS, WEEKS).events
     candidates, shown = list[float](), list[float]()

@@ -102,7 +102,7 @@ class Registry:
     def versions(self) -> list[Version]:
         """Return every version, newest first."""
         with _reached(self.tracking_uri):
-            aliases = self._aliases()
+            _, aliases = self._state()
             found = []
             token = None
             while True:
@@ -154,7 +154,7 @@ class Registry:
         """
         with _reached(self.tracking_uri):
             run_id = self._run(bundle, tags, params, metrics, example or {"basket": []})
-            if not self._exists():
+            if not self._client.search_registered_models(f"name = '{self.model_name}'"):
                 self._client.create_registered_model(self.model_name)
             version = self._client.create_model_version(
                 self.model_name,
@@ -234,8 +234,7 @@ class Registry:
 
     def alias(self, name: str) -> str | None:
         """Return the version an alias points at."""
-        with _reached(self.tracking_uri):
-            return self._aliases().get(name)
+        return self._state()[1].get(name)
 
     def point(self, alias: str, version: str) -> None:
         """Let an alias point at a version."""
@@ -245,7 +244,7 @@ class Registry:
     def unpoint(self, alias: str, version: str) -> None:
         """Remove an alias if it points at a version."""
         with _reached(self.tracking_uri):
-            if self._aliases().get(alias) == version:
+            if self._state()[1].get(alias) == version:
                 self._client.delete_registered_model_alias(self.model_name, alias)
 
     def refuse(self, version: str, reason: str) -> None:
@@ -259,8 +258,8 @@ class Registry:
         Raises:
             HistoryBroken: a line is not as it was written.
         """
-        with _reached(self.tracking_uri):
-            return read_history(self._tags(), self._aliases().get(CHAMPION))
+        tags, aliases = self._state()
+        return read_history(tags, aliases.get(CHAMPION))
 
     def intend(self, entry: Promotion) -> None:
         """Write the line of a promotion that begins: its alias moves next, then `complete` follows."""
@@ -269,8 +268,7 @@ class Registry:
 
     def intent(self) -> Promotion | None:
         """Return the line of a promotion that began and did not end."""
-        with _reached(self.tracking_uri):
-            text = self._tags().get(INTENT_TAG)
+        text = self._state()[0].get(INTENT_TAG)
         return None if text is None else read_line(text)
 
     def complete(self) -> None:
@@ -305,15 +303,12 @@ class Registry:
                 f"{without_password(self.tracking_uri)} ({str(error).splitlines()[0]}); nothing was changed"
             ) from error
 
-    def _aliases(self) -> dict[str, str]:
-        found = self._client.get_registered_model(self.model_name).aliases if self._exists() else {}
-        return {str(alias): str(version) for alias, version in found.items()}
-
-    def _tags(self) -> dict[str, str]:
-        return dict(self._client.get_registered_model(self.model_name).tags) if self._exists() else {}
-
-    def _exists(self) -> bool:
-        return bool(self._client.search_registered_models(f"name = '{self.model_name}'"))
+    def _state(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the model's tags and aliases as they are now; none before its first version."""
+        with suppress(RegistryRefused), _reached(self.tracking_uri):
+            model = self._client.get_registered_model(self.model_name)
+            return dict(model.tags), {str(alias): str(version) for alias, version in model.aliases.items()}
+        return {}, {}
 
     def _run(
         self,

@@ -11,7 +11,6 @@ import click
 
 from components.home import command
 from pipelines.cli.options import Context, check_alone, common_options, question_options
-from pipelines.inspect.ask import answer_lines, open_champion
 from pipelines.tables import counted
 from serving.release.champion import read_champion
 
@@ -24,6 +23,7 @@ def try_toy_shop(context: Context) -> None:
     The first call trains tiny models in one process and keeps them in `trial` under the home. They are
     never registered or promoted.
     """
+    from pipelines.inspect.ask import answer_lines
     from pipelines.inspect.items import named
     from pipelines.trial import EXPECTED, QUESTION, open_trial
 
@@ -56,7 +56,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
 
     Of one basket, a line on stderr names a shopper without a history and an unknown store.
     """
-    from pipelines.inspect.ask import old_data, unknown_ids
+    from pipelines.inspect.ask import answer_lines, old_data, open_champion, unknown_ids
 
     if requests is not None:
         check_alone("--requests", "a line of the file is a whole request")
@@ -105,6 +105,7 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
     It was not found, or filtered, outscored, or made room for others. The request is answered again with the
     features and facts of now.
     """
+    from pipelines.inspect.ask import open_champion
     from pipelines.inspect.why import explain, logged_answer, request_of, served
     from pipelines.tables import table
     from serving.schemas import parse_request
@@ -169,6 +170,7 @@ def best_sellers(context: Context, file: Path) -> None:
     It holds the champion's best sellers, best first. A client offers them when the endpoint gives no
     answer. Items that facts or rules exclude now, in every store, are left out.
     """
+    from pipelines.inspect.ask import open_champion
     from serving.release.best_sellers import write_best_sellers
 
     recommender = open_champion(context.settings())

@@ -11,7 +11,6 @@ import click
 
 from components.home import UPDATE_LOCK, command, locked, read_running
 from feature_repo.atomic_files import read_json
-from feature_repo.stream.erasure import Forgotten
 from pipelines.cli.options import (
     FILE,
     FOLDER,
@@ -284,6 +283,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
 
     from components.release.register_bundle import register_bundle
     from components.retriever.extend_index import extend_index, read_new_items
+    from feature_repo.stream.erasure import Forgotten
     from pipelines.tables import counted
 
     removed = [item.strip() for item in remove.split(",") if item.strip()]
@@ -338,6 +338,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     from components.data.ingest_events import NO_CUT, ingest_events
     from components.release.register_bundle import register_bundle
     from components.retriever.refresh_counts import refresh_counts
+    from feature_repo.stream.erasure import Forgotten
 
     if data:
         check_data(data)

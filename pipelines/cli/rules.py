@@ -12,7 +12,6 @@ import click
 from components.home import command
 from feature_repo.atomic_files import write_file
 from pipelines.cli.options import FILE, Context, common_options, question_options
-from pipelines.inspect.ask import open_champion
 
 
 @click.group()
@@ -74,6 +73,7 @@ def preview_rules(context: Context, file: Path | None, line: dict[str, Any]) -> 
 
     With the reason for each item's place.
     """
+    from pipelines.inspect.ask import open_champion
     from pipelines.inspect.preview_rules import RulesRefused, preview
     from pipelines.inspect.preview_rules import check_rules as check
     from pipelines.tables import table

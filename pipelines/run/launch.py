@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
 from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
-from feature_repo.stream.erasure import stamp
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
@@ -346,6 +345,7 @@ def dataset_of(home: Path, data: str) -> Path:
         ArgumentsInvalid: neither a folder nor the name of a data set.
     """
     from components.data.ingest_events import BUILT_IN, NO_CUT, ingest_events
+    from feature_repo.stream.erasure import stamp
 
     check_data(data)
     source = absolute(data)

@@ -24,6 +24,7 @@ def test_the_page_uses_one_home_and_known_targets() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("toy_line")  # has compiled the loops, for all processes: else the first command does
 def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     printed, log = {}, tmp_path / "connections.log"
     before = watched(log) if shutil.which("strace") else []

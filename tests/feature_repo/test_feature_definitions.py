@@ -73,6 +73,16 @@ def test_feast_is_imported_without_its_checks_of_types() -> None:
 
 
 @pytest.mark.slow
+def test_feast_is_imported_without_pytorch_which_others_may_import_afterwards() -> None:
+    program = (
+        "import sys, feature_repo.feature_definitions, feast\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch\n"
+    )
+    run_python("-W", "ignore", "-c", program)
+
+
+@pytest.mark.slow
 def test_feast_apply_works_on_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "feature_repo"
     shutil.copytree(FEATURE_REPO, clone)

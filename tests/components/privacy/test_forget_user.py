@@ -109,6 +109,12 @@ def home(toy_line: Path, tmp_path: Path) -> Path:
     return home
 
 
+def may_hold_text(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(may_hold_text(kind.field(number).type) for number in range(kind.num_fields))
+    return not pa.types.is_primitive(kind)  # numbers and times
+
+
 def found(home: Path, user: str) -> set[str]:
     """Every file that names a user: as bytes, or in the cells of a table."""
     exact = re.compile(re.escape(user.encode()) + rb"(?![0-9])")
@@ -117,7 +123,9 @@ def found(home: Path, user: str) -> set[str]:
         texts = [file.read_bytes()]
         if file.suffix == ".parquet":
             with suppress(pa.ArrowInvalid):  # a damaged one
-                texts += [json.dumps(pq.ParquetFile(file).read().to_pylist(), default=str).encode()]
+                table = pq.ParquetFile(file).read()
+                table = table.select([field.name for field in table.schema if may_hold_text(field.type)])
+                texts += [json.dumps(table.to_pylist(), default=str).encode()]
         if any(exact.search(text) for text in texts):
             files.add(str(file.relative_to(home)))
     return files

@@ -200,11 +200,11 @@ def test_a_rollback_after_that_of_another_home_goes_one_further(world: World, tm
 
 
 def test_a_rollback_after_a_promotion_in_another_registry_goes_one_further(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, migrated: Path
 ) -> None:
     world.promote_all(3)
     assert world.rollback()["version"] == "2"
-    other = f"sqlite:///{tmp_path}/another/mlflow.db"
+    other = f"sqlite:///{shutil.copyfile(migrated, tmp_path / 'another.db')}"
     register_bundle(world.evaluated("other"), other, NAME)
     promote_bundle("challenger", [world.dataset], other, NAME, str(world.home), examine=as_planned)
     assert world.rollback()["version"] == "1"
@@ -294,10 +294,10 @@ def test_the_champion_itself_is_no_way_back(world: World) -> None:
         world.rollback()
 
 
-def test_a_home_may_promote_in_two_registries(world: World, tmp_path: Path) -> None:
+def test_a_home_may_promote_in_two_registries(world: World, tmp_path: Path, migrated: Path) -> None:
     world.register("one")
     world.promote()
-    other = Registry(f"sqlite:///{tmp_path}/another/mlflow.db", NAME)
+    other = Registry(f"sqlite:///{shutil.copyfile(migrated, tmp_path / 'another.db')}", NAME)
     assert verified_history(other, world.home) == []
     assert len(verified_history(Registry(world.uri, NAME), world.home)) == 1
 

@@ -13,8 +13,8 @@ from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
 from serving.settings import Settings
 from tests.champions import promote_sealed
+from tests.monitoring.shop_visits import write_visits
 from tests.pipelines.cli.conftest import PRICE, answered, reco
-from tests.pipelines.inspect.test_earnings import write_visits
 
 
 @pytest.mark.parametrize(
