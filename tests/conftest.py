@@ -27,8 +27,6 @@ for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of LightGBM that wait must not spin
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded, which some tests do themselves
-# A step of a run has a TMPDIR of its own, where PyTorch would compile each C++ kernel again: half a minute.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path

@@ -36,7 +36,8 @@ PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 SERVED = ("cpu",)  # the endpoint's engine; the others are measured for comparison
-TORCH = ("torch_eager", "torch_compile")  # measured for comparison; the endpoint has no PyTorch
+EAGER, COMPILED = "torch_eager", "torch_compile"  # for comparison: the endpoint has no PyTorch
+TORCH = (EAGER, COMPILED)
 
 
 class EngineMissing(Exception):
@@ -48,8 +49,8 @@ def compile_ranker(
 ) -> dict[str, Any]:
     """Optimise every variant ahead of time, measure all engines of this machine, keep the best.
 
-    Only variants within their tolerance may win, and only engines that the endpoint has: PyTorch, eager and
-    compiled, is measured beside them for comparison.
+    Only variants within their tolerance may win, and only engines that the endpoint has: eager PyTorch is
+    measured beside them for comparison.
 
     The pruned ranker takes part as the variant fp32. ENGINES in `compiled` has a row for every engine and
     variant.
@@ -79,7 +80,7 @@ def compile_ranker(
     enforce(certificate)
     source.finish(compiled, certificate, cost, {"compile": asdict(settings)}, engine=engine)
     size = str(settings.candidates)
-    eager = next(arm for arm in arms if arm["engine"] == "torch_eager")
+    eager = next(arm for arm in arms if arm["engine"] == EAGER)
     speedup = eager["latency_ms"][size]["p50"] / winner["latency_ms"][size]["p50"]
     return {
         "variant": winner["variant"],
@@ -123,8 +124,7 @@ def _measure(
             # A GPU has no kernels for operators that were fused for a CPU: its engines fuse for themselves.
             graph = graphs[name] if engine in SERVED else artefact.graph
             add(name, engine, failed, partial(open_engine, graph, engine))
-    for engine in TORCH:
-        add("fp32", engine, [], partial(open_torch, known["fp32"], engine, held_out))
+    add("fp32", EAGER, [], partial(open_torch, known["fp32"], EAGER, held_out))
     feeds = [feed] * len(calls)
     for arm, latency in zip(arms, measure_calls(calls, feeds, held_out), strict=True):
         arm["latency_ms"] = latency
@@ -183,7 +183,7 @@ def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) 
     given = sample_inputs(model, held_out)[0]
     names = list(given)
     torch.set_num_threads(1)
-    if engine == "torch_compile":
+    if engine == COMPILED:
         if shutil.which("g++") is None:
             raise EngineMissing("torch.compile needs a C++ compiler: g++ is not installed")
         with warnings.catch_warnings(), torch.inference_mode():

@@ -169,7 +169,7 @@ def _engines(line: TrainingLine, held_out: RankerExamples) -> dict[str, dict[str
             graphs |= {variant: OnnxRanker(place / GRAPH) for variant, place in variants.items()}
         calls: dict[str, Call] = {variant: ranker.run for variant, ranker in graphs.items()}
         for engine in TORCH:
-            with contextlib.suppress(EngineMissing):  # compile_ranker's table says why
+            with contextlib.suppress(EngineMissing):  # without a C++ compiler
                 calls[engine] = open_torch(artefact, engine, held_out)
         feeds = [graphs["fp32"].feed] * len(calls)
         measured = measure_calls(list(calls.values()), feeds, held_out)

@@ -89,7 +89,7 @@ def reading(url: str, sequence: int, heard: list[Fact]) -> Iterator[None]:
 
     def work() -> None:
         last, reader = sequence, open_fact_store(url)
-        while not done.wait(0.05):
+        while last and not done.wait(0.05):  # 0: the last change that it saw was removed
             facts, last = reader.changed_since(last)
             heard.extend(facts)
         reader.close()
