@@ -418,6 +418,8 @@ def _client(tracking_uri: str, database: Path | None) -> MlflowClient:
         os.environ.setdefault(name, value)
     if database is None:
         _ask_health(tracking_uri)
+        with suppress(ImportError):  # MLflow's first request loads Feast's plugin: this way without PyTorch
+            import feature_repo.feature_definitions  # noqa: F401
     else:
         database.parent.mkdir(parents=True, exist_ok=True)
     from mlflow.tracking import MlflowClient

@@ -11,6 +11,7 @@ from components.home import default_tracking_uri
 from components.release.history import Promotion, next_line
 from components.release.registry import Registry, RegistryRefused, RegistryUnreachable, is_own_place
 from tests.chaos.listening import http_answers
+from tests.programs import run_python
 
 
 @pytest.mark.parametrize("name", ["", "A", "../x", "a" * 64])
@@ -55,6 +56,19 @@ def test_a_proxy_that_wants_credentials_for_every_address_gets_those_that_are_gi
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     with http_answers(lambda path: (401, b"") if path == "/health" else (200, b"{}")) as url:
         assert Registry(url, "recommender").versions() == []
+
+
+@pytest.mark.slow
+def test_the_first_request_to_a_server_loads_feasts_plugin_without_pytorch() -> None:
+    program = (
+        "import sys\n"
+        "from components.release.registry import Registry\n"
+        "assert Registry(sys.argv[1], 'recommender').versions() == []\n"
+        "assert 'feast.infra.data_sources.mlflow.auth' in sys.modules, 'MLflow needs our help no longer'\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    with http_answers(lambda path: (200, b"{}")) as url:
+        run_python("-W", "ignore", "-c", program, url)
 
 
 @pytest.fixture
