@@ -27,7 +27,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.conftest import write_note
+from tests.feature_repo.stream.published_shop import write_note
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
