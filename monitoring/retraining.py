@@ -47,16 +47,19 @@ def may_retrain(
     last = _read(home / STATE)
     if last is None:
         return RetrainDecision(True, "no run was started for drift before")
-    started = datetime.fromisoformat(last["started_at"])
+    started: datetime = last["started_at"]
+    shown = started.isoformat(timespec="minutes")
     if key and key == last["key"]:
-        return RetrainDecision(False, f"this window has started a run already, at {last['started_at']}")
+        return RetrainDecision(False, f"this window has started a run already, at {shown}")
     # A start in the future means that the clock was set back; it must not prevent retraining for long.
     if timedelta(0) <= now - started < cool_down:
-        again = (started + cool_down).isoformat(timespec="minutes")
+        # Rounded up: a start at the named minute is never too early.
+        again = started + cool_down + timedelta(minutes=1, microseconds=-1)
         return RetrainDecision(
-            False, f"a run was started at {last['started_at']}; the next may start at {again}"
+            False,
+            f"a run was started at {shown}; the next may start at {again.isoformat(timespec='minutes')}",
         )
-    return RetrainDecision(True, f"the last run was started at {last['started_at']}")
+    return RetrainDecision(True, f"the last run was started at {shown}")
 
 
 def claim_retrain(
@@ -129,8 +132,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         last = read_json(path.read_text())
-        # To the minute, as messages show it: the next start is allowed at the time that they name.
-        started_at = datetime.fromisoformat(last["started_at"]).astimezone(UTC).isoformat(timespec="minutes")
+        started_at = datetime.fromisoformat(last["started_at"]).astimezone(UTC)
         return {"started_at": started_at, "key": str(last["key"]), "run_id": str(last.get("run_id", ""))}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not what `reco drift --retrain` writes ({error}): remove it") from error

@@ -48,10 +48,9 @@ def _check_store(text: str) -> None:
 
 
 def _check_address(text: str) -> None:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError
-    if ":" in host and not host.startswith("["):  # IPv6, which URLs need in brackets
+    # Of an IPv6 address URLs need the brackets.
+    address = re.fullmatch(r"(?:\[[^\[\]]+\]|[^:\[\]]+):([0-9]+)", text)
+    if not address or not 0 < int(address[1]) < 65_536:
         raise ValueError
 
 
@@ -85,7 +84,7 @@ class Settings:
     metrics_address: str = setting(
         "",
         "HOST:PORT of a port for metrics alone; empty: `/metrics` on the port of REST",
-        expected="HOST:PORT",
+        expected="HOST:PORT, an IPv6 address in brackets: [::1]:9090",
         check=_check_address,
     )
     caller_tokens: str = setting(
@@ -124,7 +123,7 @@ class Settings:
     ranker_address: str = setting(
         "",
         "A remote ranker, HOST:PORT or HOST:PORT/MODEL, `https://` before it: TLS; empty: in this process",
-        expected="[https://]HOST:PORT[/MODEL]",
+        expected="[https://]HOST:PORT[/MODEL], an IPv6 address in brackets: [::1]:9090",
         check=_check_ranker,
     )
     ranker_ca: Path | None = setting(
@@ -162,7 +161,7 @@ class Settings:
     )
     body_limit_bytes: int = setting(
         262_144,
-        "A longer request is refused with 413; 4,096 rows of the ranker fit over gRPC in any case",
+        "A longer request is refused with 413; over gRPC about 1.6 MiB always fit, in every method",
         ge=1_024,
         le=64 << 20,
     )

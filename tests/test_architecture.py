@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.source import canonical, declared, tree
+from tests.distributions import canonical, declared
+from tests.docs.source import tree
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")

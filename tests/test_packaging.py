@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.source import declared
+from tests.distributions import declared
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("feature_repo", "serving", "components", "monitoring", "pipelines")

@@ -160,7 +160,9 @@ def _kpi_text(earnings: Earnings) -> str:
     columns, money = dict(KPI_COLUMNS), "revenue and margin are"
     if total.margin_per_session is None:
         del columns["margin"]
-        money = "no fact gives the cost of an item, so there is no margin; revenue is"
+        # Without sessions there is no margin either, whatever the facts give.
+        missing = "no fact gives the cost of an item, so there is no margin; " if total.sessions else ""
+        money = f"{missing}revenue is"
     cells = []
     for cut, name, k in rows[:SHOWN_ROWS]:
         figures = [

@@ -39,7 +39,7 @@ def drill_table(result: Mapping[str, Any]) -> str:
 
 
 def _broken_off(result: Mapping[str, Any]) -> list[str]:
-    return [f"`{name}` was broken off: {why}\n" for name, why in result.get("broken_off", {}).items()]
+    return [f"`{name}` was broken off: {why}\n" for name, why in result["broken_off"].items()]
 
 
 def drill_rows(result: Mapping[str, Any]) -> list[str]:
@@ -261,7 +261,7 @@ def release_table(result: Mapping[str, Any]) -> str:
         end = [f"{case['ended']}", f"{case['largest_weight']} %", "yes" if case["passed"] else "no"]
         rows.append([f"`{name}`", *times, *counts, *end])
     head = ["case", "s to detect", "s to abort", "requests", "failed at the client", "hurt", "touched"]
-    broken_off: Mapping[str, str] = result.get("broken_off", {})  # results of older versions lack it
+    broken_off: Mapping[str, str] = result["broken_off"]
     missed = [*(name for name, case in result["cases"].items() if not case["passed"]), *broken_off]
     count = len(rows) + len(broken_off)
     verdict = f"{count - len(missed)} of {count} cases reach every figure"

@@ -54,7 +54,8 @@ def read_champion(home: Path) -> Champion:
         if file.is_symlink():
             raise ValueError("expected a file, found a link")
         content = read_json(read_regular(file, MAX_BYTES))
-        given = {field.name: content.get(field.name, "") for field in fields(Champion)}
+        # As texts: later code compares times and cuts them.
+        given = {field.name: str(content.get(field.name, "")) for field in fields(Champion)}
         path = content["path"]
         champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -89,18 +88,3 @@ def shell_lines(page: str) -> list[str]:
     """Return every command of a page's shell blocks, in order, each on one line."""
     blocks = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
     return [" ".join(line.split()) for line in blocks.replace("\\\n", " ").splitlines()]
-
-
-@cache
-def declared(*extras: str) -> set[str]:
-    """The distributions that pyproject.toml requires: base and the named extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [
-        *project["dependencies"],
-        *(x for extra in extras for x in project["optional-dependencies"][extra]),
-    ]
-    return {canonical(re.split(r"[\[<>=;~! ]", line)[0]) for line in lines}
-
-
-def canonical(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()

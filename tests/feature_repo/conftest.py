@@ -1,9 +1,6 @@
 """A shop of five items with one request, and the fitted tables of a toy shop."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,19 +8,14 @@ import pytest
 
 from components.data.fit_statistics import fit, fit_vocabulary, purchases_of
 from feature_repo.aggregates import DAY_S, UserEvents
-from feature_repo.events import complete_columns
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import FRESH
 from feature_repo.statistics import Statistics
-from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.toy_shop import toy_dataset
 
 NOW = 1_511_740_800
 BREAD, BUTTER, JAM, MILK, TEA = range(5)
 UNKNOWN = -1  # an item that the catalogue lacks
-AT = "2020-01-01T00:00:00Z"
-FIELDS: dict[str, Any] = {"bundle_id": "b1", "cut": AT, "until": AT, "created_at": AT, "users": 3}
-
 
 Fitted = tuple[Statistics, dict[str, list[str]]]  # the tables, and the names behind their codes
 
@@ -82,23 +74,3 @@ def rows(statistics: Statistics, row_of: Callable[..., UserEvents]) -> Rows:
     row = row_of([(NOW - 30 * DAY_S, [MILK], 1.0, 0.0), (NOW - 10 * DAY_S, [MILK, TEA], 6.0, 2.0)])
     query = Query(statistics, float(NOW), np.array([BREAD]), 1, User(row, NOW))
     return Rows(query, np.array([BUTTER, JAM, MILK, TEA]))
-
-
-def write_note(home: Path, **changed: Any) -> None:
-    (home / PUBLICATION).write_text(json.dumps({"kind": "online_store", "items": 9, **FIELDS, **changed}))
-
-
-def minute_shop(baskets: int = 20, lines: int = 4) -> pd.DataFrame:
-    """A basket a minute, of one shopper each."""
-    start = pd.Timestamp("2024-05-01T10:00:00Z")
-    return complete_columns(
-        pd.DataFrame(
-            {
-                "user_id": [f"user-{b}" for b in range(baskets) for _ in range(lines)],
-                "basket_id": [f"basket-{b:03d}" for b in range(baskets) for _ in range(lines)],
-                "item_id": [f"item-{line}" for _ in range(baskets) for line in range(lines)],
-                "at": [start + pd.Timedelta(minutes=b) for b in range(baskets) for _ in range(lines)],
-                "store_id": ["" if b % 2 else "406" for b in range(baskets) for _ in range(lines)],
-            }
-        )
-    )

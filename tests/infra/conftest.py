@@ -1,4 +1,4 @@
-"""The manifests as kustomize writes them."""
+"""The manifests as kustomize writes them, and the Terraform folder with its provider."""
 
 import copy
 import os
@@ -15,7 +15,6 @@ from tests.infra.policies import Documents
 TERRAFORM = Path(__file__).parents[2] / "infra" / "terraform"
 # Mirrors of the provider on this machine, beside those that terraform looks at by itself.
 MIRRORS = [path.parents[2] for path in Path("/opt").glob("*/registry.terraform.io/hashicorp/aws")]
-
 
 KSERVE = Path(__file__).parents[2] / "infra" / "kserve"
 Rendered = Callable[[str], Documents]

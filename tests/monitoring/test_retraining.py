@@ -48,9 +48,18 @@ def test_times_of_starts_are_shown_to_the_minute_in_utc(tmp_path: Path, started_
     assert may_retrain(tmp_path, later, key="a").reason.endswith("already, at 2024-03-01T12:00+00:00")
     refused = may_retrain(tmp_path, later, key="b").reason
     assert refused == (
-        "a run was started at 2024-03-01T12:00+00:00; the next may start at 2024-03-01T18:00+00:00"
+        "a run was started at 2024-03-01T12:00+00:00; the next may start at 2024-03-01T18:01+00:00"
     )
-    assert may_retrain(tmp_path, NOW + COOL_DOWN, key="b").allowed, "at the time that the message names"
+    named = NOW + COOL_DOWN + timedelta(minutes=1)
+    assert may_retrain(tmp_path, named, key="b").allowed, "at the time that the message names"
+
+
+def test_the_cool_down_lasts_to_the_second(tmp_path: Path) -> None:
+    start = NOW + timedelta(seconds=59)
+    claim_retrain(verdict(), tmp_path, start)
+    early = start + timedelta(hours=5, minutes=59, seconds=30)
+    assert not claim_retrain(verdict(day=2), tmp_path, early).allowed
+    assert claim_retrain(verdict(day=2), tmp_path, start + COOL_DOWN).allowed
 
 
 @pytest.mark.parametrize("since", [None, datetime(2024, 2, 1, tzinfo=UTC)])

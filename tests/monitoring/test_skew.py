@@ -21,7 +21,7 @@ from serving.prediction_log import Record, read_log, records_to_table
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
-from tests.feature_repo.conftest import write_note
+from tests.feature_repo.stream.published_shop import write_note
 
 REQUESTS = 1_000
 

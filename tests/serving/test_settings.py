@@ -43,13 +43,32 @@ def test_a_child_does_not_inherit_the_metrics_folder(monkeypatch: pytest.MonkeyP
         ("RECO_RANKER_ADDRESS", "ranker"),
         ("RECO_RANKER_ADDRESS", ":8001"),
         ("RECO_RANKER_ADDRESS", "ranker:http"),
+        ("RECO_RANKER_ADDRESS", "https://::1:8001/ranker"),
         ("RECO_METRICS_ADDRESS", "::1:9090"),
+        ("RECO_METRICS_ADDRESS", "[::1:9090"),
+        ("RECO_METRICS_ADDRESS", "::1]:9090"),
+        ("RECO_METRICS_ADDRESS", "[]:9090"),
+        ("RECO_METRICS_ADDRESS", "[::1]:70000"),
         ("RECO_TRACE_URL", "collector:4318"),
     ],
 )
 def test_a_wrong_value_is_reported_with_name_found_and_expected(name: str, text: str) -> None:
-    with pytest.raises(SettingInvalid, match=rf"{name} is '{text}'; expected "):
+    with pytest.raises(SettingInvalid, match=rf"{name} is '{re.escape(text)}'; expected "):
         Settings.from_env({name: text})
+
+
+@pytest.mark.parametrize(
+    ("field", "accepted"),
+    [
+        ("metrics_address", ["localhost:9090", "127.0.0.1:9090", "[::1]:9090"]),
+        ("ranker_address", ["ranker:8001", "[::1]:8001", "https://[fd00::1]:8001/ranker-{bundle_id}"]),
+    ],
+)
+def test_an_ipv6_address_needs_brackets(field: str, accepted: list[str]) -> None:
+    for text in accepted:
+        assert getattr(Settings.from_env({f"RECO_{field.upper()}": text}), field) == text
+    with pytest.raises(SettingInvalid, match=r"an IPv6 address in brackets: \[::1\]:9090"):
+        Settings.from_env({f"RECO_{field.upper()}": "::1:9090"})
 
 
 @pytest.mark.parametrize(

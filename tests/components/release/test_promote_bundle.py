@@ -222,6 +222,14 @@ def test_a_rollback_after_a_registry_with_the_same_bundles_moved_the_pointer_goe
     assert world.rollback()["version"] == "1"
 
 
+def test_a_time_of_the_pointer_that_is_a_number_does_not_stop_a_rollback(world: World) -> None:
+    world.promote_all(3)
+    third = read_champion(world.home)
+    assert world.rollback()["version"] == "2"
+    write_champion(world.home, replace(third, promoted_at=5))  # type: ignore[arg-type]
+    assert world.rollback()["version"] == "1"
+
+
 def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(world: World) -> None:
     world.register("one")
     world.promote()

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from feature_repo.stream.publication import FILE, Publication, PublicationDamaged, read_publication
-from tests.feature_repo.conftest import AT, FIELDS, write_note
+from tests.feature_repo.stream.published_shop import AT, FIELDS, write_note
 
 
 def test_a_note_is_read_and_without_one_nothing_was_published(tmp_path: Path) -> None:

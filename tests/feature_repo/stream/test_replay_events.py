@@ -27,7 +27,7 @@ from feature_repo.stream.replay_events import (
     poison,
     replay_events,
 )
-from tests.feature_repo.conftest import minute_shop
+from tests.feature_repo.stream.published_shop import minute_shop
 
 NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
 TOPIC, ENDPOINT = "checkout.events", "http://endpoint:8080"

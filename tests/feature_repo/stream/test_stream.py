@@ -265,6 +265,7 @@ def test_a_stop_while_the_broker_is_late_is_no_error(tmp_path: Path, monkeypatch
 def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     tmp_path: Path, events: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While it asks the broker it reports, so that `reco up` sees a stream that lives."""
     table = pa.Table.from_pandas(events.iloc[:10][EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     table = table.append_column("version", pa.array(range(10)))
     write_segment(tmp_path / "offline_store" / EVENTS, table, streamed_name(0, 0, 9))
@@ -284,7 +285,7 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     assert assigned[0].offset == OFFSET_BEGINNING
     assert stream._began == {0: 0}
     assert stream._generation == {0: 1}
-    assert reported == [True], "`reco up` sees a stream that lives while it looks for its place"
+    assert reported == [True]
 
 
 def said(partition: int, offset: int, user: str) -> Any:

@@ -13,7 +13,7 @@ from feature_repo.events import Dataset, write_dataset
 from feature_repo.statistics import read_statistics
 from pipelines.run.launch import check_catalogue
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.conftest import minute_shop, write_note
+from tests.feature_repo.stream.published_shop import minute_shop, write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 

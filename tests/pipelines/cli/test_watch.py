@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from components.home import Conflict
 from monitoring.verdict import ColumnDrift, DriftVerdict
 from monitoring.windows import Window
+from pipelines.cli.watch import _kpi_text
+from pipelines.inspect.earnings import read_earnings
 from serving.settings import Settings
 from tests.champions import promote_sealed
 from tests.monitoring.shop_visits import write_visits
@@ -67,6 +70,9 @@ def test_money_has_two_decimals_and_a_margin_needs_costs(tmp_path: Path) -> None
     shown = reco(tmp_path, "kpi").stdout
     assert "revenue  margin  basket" in shown
     assert "\nrevenue and margin are of accepted items" in shown
+    earnings = read_earnings(Settings(home=tmp_path), None, 24)
+    empty = replace(earnings.total, sessions=0, margin_per_session=None)
+    assert "\nrevenue is of accepted items" in _kpi_text(replace(earnings, total=empty))
 
 
 def test_a_bundle_is_no_data(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipelines.drills.fault_proxy import Proxy
 from pipelines.drills.outcome import CLIENT
 from serving.schemas import MAX_BASKET, parse_instances
 from tests.chaos.listening import listening
-from tests.pipelines.drills.conftest import system_of
+from tests.pipelines.drills.parts import system_of
 
 
 def test_a_silent_service_accepts_connections_and_a_stopped_one_does_not() -> None:

@@ -13,7 +13,7 @@ from pipelines.drills.faults import poisoned
 from serving.stores.online_features import HISTORY_FIELD, bytes_value
 from tests.chaos.listening import listening
 from tests.chaos.rows import packed, proto
-from tests.pipelines.drills.conftest import system_of
+from tests.pipelines.drills.parts import system_of
 
 
 def test_each_kind_of_poison_is_unreadable_or_an_impossible_price() -> None:

@@ -27,7 +27,7 @@ from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.conftest import write_note
+from tests.feature_repo.stream.published_shop import write_note
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
@@ -266,7 +266,8 @@ def test_a_failed_run_comes_with_the_command_that_helps(tmp_path: Path, error: s
     assert found.mend == command(tmp_path, mend.format(run_id=run.run_id))
 
 
-def test_a_cure_for_a_home_with_spaces_can_be_pasted(tmp_path: Path) -> None:
+def test_a_cure_for_a_home_with_spaces_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.inspect.doctor.LEAST_DISK_BYTES", 1 << 80)
     home = tmp_path / "my reco data x"
     home.mkdir()
     for name in ("mlflow.db", "rules.yaml"):
@@ -274,6 +275,9 @@ def test_a_cure_for_a_home_with_spaces_can_be_pasted(tmp_path: Path) -> None:
     found = look(home)
     assert found["registry"].mend.startswith(f"make '{home}/mlflow.db' readable")
     assert found["rules"].mend == command(home, f"rules check '{home}/rules.yaml'")
+    assert f"remove old runs from '{home}/runs'," in found["disk"].mend
+    monkeypatch.setattr("pipelines.inspect.doctor._listening", lambda home: ["http://127.0.0.1:1"])
+    assert look(home)["endpoint"].mend.startswith(f"look into '{home}/up/endpoint.log', or ")
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])

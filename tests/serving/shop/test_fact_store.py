@@ -155,7 +155,7 @@ def test_every_field_of_a_fact_round_trips(store: FactStore) -> None:
     assert store.changed_since(0)[0] == [fact]
 
 
-def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStore) -> None:
+def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStore, tmp_path: Path) -> None:
     assert complete_until(store) == 0  # no stream
     now = time.time()
     store.beat([], now)
@@ -166,8 +166,14 @@ def test_facts_are_complete_until_the_oldest_beat_of_a_partition(store: FactStor
     assert store.beats() == {0: now - 10.25, 1: now, 2: now}
     store.beat([0], now - fact_store.GONE_S - 1)  # its stream ended a day ago
     assert complete_until(store) == now
-    for damaged in (math.inf, now * 1e3):
-        store.beat([3], damaged)
+    for damaged in (math.inf, now * 1e3, b"x"):
+        if isinstance(damaged, float):
+            store.beat([3], damaged)
+        elif isinstance(store, RedisFactStore):
+            store._ask("HSET", "{checkout:facts}:beats", 3, damaged)
+        else:
+            with closing(sqlite3.connect(tmp_path / "new" / "facts.db")) as file, file:
+                file.execute("INSERT OR REPLACE INTO beats VALUES (3, ?)", (damaged,))
         with pytest.raises(FactsUnavailable, match="the beat of a partition is damaged"):
             complete_until(store)
     store.beat([3], now - 1)

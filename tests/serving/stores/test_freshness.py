@@ -51,6 +51,7 @@ def test_the_age_of_the_heartbeat_decides(age_s: float, expected: str | None) ->
 
 
 def test_a_partition_that_lags_makes_rows_stale() -> None:
+    """Times of partitions that are damaged do not make them fresh again: the last time goes on ageing."""
     store = MemoryStore()
     beat(store, 1.0)
     until = {0: time.time() - 1, 1: time.time() - 90}

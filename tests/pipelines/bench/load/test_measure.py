@@ -36,7 +36,7 @@ from serving.release.champion import Champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings
 from tests.champions import promote_sealed
-from tests.pipelines.bench.conftest import load_of
+from tests.pipelines.bench.load.loads import load_of
 
 LINE = {"user_id": "u", "basket": ["a", "b"], "at": "2024-06-12T10:00:00Z", "k": 5}
 

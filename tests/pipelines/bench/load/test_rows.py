@@ -9,7 +9,7 @@ from pipelines.bench.load.capacity_search import Capacity
 from pipelines.bench.load.measure import ArmRun
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.rows import choosing_of, pooled_row, ratios, stages_of
-from tests.pipelines.bench.conftest import load_of
+from tests.pipelines.bench.load.loads import load_of
 
 
 def run_of(p50_ms: list[float], rate: float, **more: Any) -> ArmRun:
