@@ -17,14 +17,13 @@ _hides_torch = "torch" not in sys.modules
 if _hides_torch:
     sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is missing
 
-# isort: split
-from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, PushSource, ValueType
-from feast.types import Bytes, Float32, String
-
-# isort: split
-typeguard.typechecked = _typechecked
-if _hides_torch:
-    del sys.modules["torch"]
+try:
+    from feast import Entity, FeatureService, FeatureView, Field, FileSource, Project, PushSource, ValueType
+    from feast.types import Bytes, Float32, String
+finally:
+    typeguard.typechecked = _typechecked
+    if _hides_torch:
+        del sys.modules["torch"]
 
 from feature_repo.schema import FRESH, ITEM, USER
 from feature_repo.snapshots import HISTORY, ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_TTL_DAYS, USER_VIEW

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from feature_repo.aggregates import UserEvents, pack
+from feature_repo.atomic_files import read_json
 from feature_repo.queries import User
 from feature_repo.schema import FRESH, ITEM, USER, item_values, user_values
 from feature_repo.statistics import Statistics
@@ -49,8 +50,8 @@ def pack_times(until: dict[int, float]) -> bytes:
 def unpack_times(packed: bytes) -> dict[int, float] | None:
     """Return the times in the row PARTITIONS, seconds since the epoch; None if it is damaged."""
     try:
-        times = {int(partition): float(at) for partition, at in json.loads(packed).items()}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        times = {int(partition): float(at) for partition, at in read_json(packed).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return None  # the next beat replaces it
     return times if all(map(math.isfinite, times.values())) else None
 

@@ -26,7 +26,7 @@ class _FirstCompilation(Listener):
     def on_start(self, event: Event) -> None:
         """Print one line, once."""
         if not self.said and sys.stderr.isatty():
-            sys.stderr.write("compiling inner loops for this machine, once: up to a minute\n")
+            sys.stderr.write("compiling inner loops: up to a minute\n")
         self.said = True
 
     def on_end(self, event: Event) -> None:

@@ -21,9 +21,8 @@ PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its 
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
 Call = tuple[str, str, bytes, dict[str, str]]  # method, path, body, headers
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
-# Asked once more where an idle connection broke; not where a pod refuses, or answers that it is busy.
-_AGAIN = urllib3.Retry(1, connect=False, allowed_methods=None, respect_retry_after_header=False)
-_pods = urllib3.PoolManager(maxsize=64, timeout=PATIENCE_S, retries=_AGAIN)
+# Before it sends, a pool replaces a connection that its pod has closed: nothing is ever sent twice.
+_pods = urllib3.PoolManager(maxsize=512, block=True)
 
 
 def choose(rules: list[Document], path: str, headers: Any, dice: float) -> tuple[str, int, Document | None]:
@@ -109,13 +108,8 @@ class Gateway(LocalServer):
 def ask(port: int, call: Call) -> urllib3.BaseHTTPResponse:
     """Return a pod's answer, over a connection that is kept for the next request."""
     method, path, body, headers = call
-    return _pods.request(
-        method,
-        f"http://127.0.0.1:{port}{path}",
-        body=body,
-        headers=headers,
-        redirect=False,
-        decode_content=False,
+    return _pods.connection_from_host("127.0.0.1", port).urlopen(  # a path cannot name another host here
+        method, path, body, headers, retries=False, timeout=PATIENCE_S, decode_content=False
     )
 
 
@@ -128,6 +122,9 @@ class _Request(http.server.BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items() if name.lower() not in _HOP}
+        if not self.path.startswith("/"):
+            self._answer(400, {}, b"expected a path")
+            return
         headers.setdefault("x-request-id", uuid.uuid4().hex)
         service, _, mirror = choose(self.server.rules(), self.path, headers, random.random())
         call = (self.command, self.path, body, headers)

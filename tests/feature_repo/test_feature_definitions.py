@@ -73,13 +73,47 @@ def test_feast_is_imported_without_its_checks_of_types() -> None:
 
 
 @pytest.mark.slow
-def test_feast_is_imported_without_pytorch_which_others_may_import_afterwards() -> None:
-    program = (
-        "import sys, feature_repo.feature_definitions, feast\n"
-        "assert 'torch' not in sys.modules\n"
-        "import torch\n"
-    )
-    run_python("-W", "ignore", "-c", program)
+def test_feast_works_without_pytorch_which_others_may_import_afterwards(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+
+from components.data.feast_store import open_feature_store, quiet_feast
+from feature_repo.schema import FRESH, ITEM
+
+with quiet_feast():
+    store = open_feature_store(Path(sys.argv[1]))
+import pandas as pd
+
+row = {"item_id": "tea", "event_timestamp": pd.Timestamp.now("UTC")}
+row |= {feature.__name__: 1.0 for feature in (*ITEM, *FRESH)}
+store.write_to_online_store("item_statistics", pd.DataFrame([row]))
+read = store.get_online_features(
+    features=[f"item_statistics:{ITEM[0].__name__}"], entity_rows=[{"item_id": "tea"}]
+).to_dict()
+assert read == {"item_id": ["tea"], ITEM[0].__name__: [1.0]}, read
+assert "torch" not in sys.modules
+import torch
+"""
+    run_python("-W", "ignore", "-c", program, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_failed_import_of_feast_leaves_nothing_changed() -> None:
+    program = """
+import sys, typeguard
+
+sys.modules["feast"] = None
+before = typeguard.typechecked
+try:
+    import feature_repo.feature_definitions
+except ImportError:
+    assert "torch" not in sys.modules
+    assert typeguard.typechecked is before
+else:
+    raise AssertionError
+"""
+    run_python("-c", program)
 
 
 @pytest.mark.slow

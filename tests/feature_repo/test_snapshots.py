@@ -10,7 +10,7 @@ import pytest
 from feature_repo.aggregates import CLICK, DAY_S, UserEvents, pack, unpack
 from feature_repo.queries import Query, Rows, User
 from feature_repo.schema import ITEM, USER, model_inputs
-from feature_repo.snapshots import HISTORY, item_table, user_table
+from feature_repo.snapshots import HISTORY, item_table, unpack_times, user_table
 from feature_repo.statistics import Statistics
 
 MONDAY = 1_704_067_200.0
@@ -68,3 +68,7 @@ def test_the_values_equal_the_inputs_of_the_model(row: UserEvents, toy_tables: S
             items[feature.__name__].to_numpy(), dense[:, position], err_msg=feature.__name__
         )
     assert set(items["event_timestamp"].cast(pa.int64()).to_pylist()) == {round(at * 1e6)}
+
+
+def test_times_nested_too_deep_are_damaged() -> None:
+    assert unpack_times(b"[" * 100_000) is None

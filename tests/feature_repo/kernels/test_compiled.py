@@ -38,10 +38,29 @@ def test_a_terminal_is_told_of_the_first_compilation_only(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
         assert [loop(number) for number in (True, 2, 2.5, 2)] == [3, 6, 7.5, 6]
-    assert capsys.readouterr().err == "compiling inner loops for this machine, once: up to a minute\n"
+    assert capsys.readouterr().err == "compiling inner loops: up to a minute\n"
     with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
         assert [loop(number) for number in (True, 2, 2.5)] == [3, 6, 7.5]
     assert capsys.readouterr().err == "", "they are compiled already"
+    registered = [type(one) for one in event._registered["numba:compile"]]
+    assert registered.count(compiled_module._FirstCompilation) == 1
+
+
+def test_a_terminal_is_told_nothing_where_the_disk_holds_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def four_times(number: float) -> float:
+        return 4 * number
+
+    for said in ("compiling inner loops: up to a minute\n", ""):
+        with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
+            loop: Any = njit(cache=True)(four_times)  # a dispatcher that has compiled nothing yet
+            assert loop(2.5) == 10
+        assert capsys.readouterr().err == said
+    assert sum(loop.stats.cache_hits.values()) == 1
 
 
 def test_a_loop_calls_only_loops_of_its_own_file() -> None:

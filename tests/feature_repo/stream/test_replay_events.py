@@ -28,8 +28,8 @@ from feature_repo.stream.replay_events import (
     replay_events,
 )
 from tests.feature_repo.stream.published_shop import minute_shop
+from tests.feature_repo.stream.stream_place import NOWHERE
 
-NOWHERE = KafkaSettings(bootstrap="127.0.0.1:1")
 TOPIC, ENDPOINT = "checkout.events", "http://endpoint:8080"
 
 

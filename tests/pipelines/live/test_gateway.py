@@ -1,5 +1,7 @@
 """The gateway of a small cluster: which pod a request reaches."""
 
+import contextlib
+import http.client
 import http.server
 import json
 import threading
@@ -14,7 +16,7 @@ from components.rollout import NAMESPACE
 from components.rollout.manifests import weights
 from pipelines.live.gateway import Gateway, choose
 from pipelines.live.slots import new_cluster
-from tests.chaos.procs import eventually
+from tests.chaos.procs import eventually, free_port
 
 
 class Pod(http.server.BaseHTTPRequestHandler):
@@ -24,13 +26,23 @@ class Pod(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.seen.append(self.headers["x-request-id"])
+        self.server.may_answer.wait(10)
         content = json.dumps({"slot": self.server.slot, "asked": json.loads(body)}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        self.close_connection = self.server.ends_connections  # without a word of it in the answer
 
     def log_message(self, *_: Any) -> None: ...
+
+
+def ready(slot: str, port: int) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": {"serving.kserve.io/inferenceservice": f"checkout-{slot}"}},
+        "spec": {"containers": [{"ports": [{"name": "http1", "containerPort": port}]}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
 
 
 @pytest.fixture
@@ -40,12 +52,9 @@ def shop(tmp_path: Any) -> Iterator[tuple[Gateway, dict[str, Any]]]:
     for slot in ("blue", "green"):
         pod: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pod)
         pod.slot, pod.seen, pods[slot] = slot, [], pod
-        document = {
-            "metadata": {"labels": {"serving.kserve.io/inferenceservice": f"checkout-{slot}"}},
-            "spec": {"containers": [{"ports": [{"name": "http1", "containerPort": pod.server_address[1]}]}]},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-        }
-        objects.write(("pods", NAMESPACE, slot), document)
+        pod.may_answer, pod.ends_connections = threading.Event(), False
+        pod.may_answer.set()
+        objects.write(("pods", NAMESPACE, slot), ready(slot, pod.server_address[1]))
     with Gateway(objects) as gateway:
         servers = [*pods.values(), gateway]
         threads = [threading.Thread(target=one.serve_forever, args=(0.01,)) for one in servers]
@@ -97,6 +106,61 @@ def test_without_a_ready_pod_the_answer_is_503(shop: tuple[Gateway, dict[str, An
     gateway._objects.delete(("pods", NAMESPACE, "blue"))
     answer = httpx.post(f"{gateway.url}/v1/recommendations", json={}, trust_env=False)
     assert (answer.status_code, answer.text) == (503, "no pod of checkout-blue-predictor is ready")
+
+
+def post(gateway: Gateway) -> int:
+    return httpx.post(f"{gateway.url}/v1/recommendations", json={}, trust_env=False).status_code
+
+
+def test_a_pod_beside_a_closed_port_answers(shop: tuple[Gateway, dict[str, Any]]) -> None:
+    gateway, pods = shop
+    gateway._objects.write(("pods", NAMESPACE, "ended"), ready("blue", free_port()))
+    assert [post(gateway) for _ in range(10)] == [200] * 10
+    assert len(pods["blue"].seen) == 10
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["new connection", "kept connection"])
+def test_a_silent_pod_gets_a_request_once(
+    shop: tuple[Gateway, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    gateway, pods = shop
+    assert [post(gateway) for _ in range(before)] == [200] * before
+    monkeypatch.setattr("pipelines.live.gateway.PATIENCE_S", 0.2)
+    pods["blue"].may_answer.clear()
+    assert post(gateway) == 504
+    pods["blue"].may_answer.set()
+    assert len(pods["blue"].seen) == before + 1
+
+
+def test_a_pod_may_close_idle_connections(
+    shop: tuple[Gateway, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway, pods = shop
+    pod, closed = pods["blue"], threading.Event()
+    close = pod.shutdown_request
+
+    def close_and_say(connection: Any) -> None:
+        close(connection)
+        closed.set()
+
+    monkeypatch.setattr(pod, "shutdown_request", close_and_say)
+    pod.ends_connections = True
+    for _ in range(3):
+        assert post(gateway) == 200
+        assert closed.wait(10)
+        closed.clear()
+    assert len(pod.seen) == 3
+    assert not caplog.records, "nor a warning of the pool"
+
+
+def test_a_request_reaches_no_host_that_its_target_names(shop: tuple[Gateway, dict[str, Any]]) -> None:
+    gateway, pods = shop
+    host = f"127.0.0.1:{pods['green'].server_address[1]}"
+    for target, status in ((f"@{host}/x", 400), (f"http://{host}/x", 400), (f"//{host}/x", 200)):
+        with contextlib.closing(http.client.HTTPConnection(*gateway.server_address)) as client:
+            client.request("POST", target, b"{}")
+            assert client.getresponse().status == status
+    assert (len(pods["blue"].seen), pods["green"].seen) == (1, [])
 
 
 @pytest.mark.parametrize(("dice", "slot"), [(0.0, "blue"), (0.94, "blue"), (0.95, "green"), (0.99, "green")])

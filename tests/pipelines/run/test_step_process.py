@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from kfp import dsl
 
 from components.measurement import cores
 from pipelines.run.graph import Outputs, Spec, read_spec, step_alone
-from pipelines.run.step_process import ServerEnded, StepProcess, StepServer
+from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 from tests.chaos.procs import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kfp.*")]
@@ -65,6 +66,12 @@ def test_a_step_gets_its_threads_unless_the_environment_says(
     assert "UserWarning: a warning of the step" in (tmp_path / "log").read_text()
     assert not list(scratch.iterdir())
     assert process.peak_mib > 10
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_the_server_imports_modules_that_exist(module: str) -> None:
+    """It only logs a failed import: a renamed module would cost each step seconds, unseen."""
+    import_module(module)
 
 
 def report_alone(spec: Spec, folder: Path) -> Spec:
