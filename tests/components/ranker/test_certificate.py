@@ -180,11 +180,6 @@ def test_an_equal_ranker_is_within_every_tolerance(good: dict[str, Any]) -> None
         (("ndcg_at_10", "child"), 0.98, r"^ndcg_at_10 is 0.9800 of the parent's, needed 0.99$"),
         (("auc", "child"), 0.98, r"^auc is 0.9800"),
         (("logloss", "child"), 1.1 * -math.log(0.8), r"^logloss is 1.1000 of the parent's, allowed 1.02$"),
-        (
-            ("segments", "new users", "ndcg_at_10", "child"),
-            0.9,
-            r"^ndcg_at_10 of segment new users is 0.9000",
-        ),
         (("ndcg_at_10", "child"), math.nan, "^ndcg_at_10 is nan"),
         (("logloss", "child"), math.nan, "^logloss is nan"),
         (("difference", "max"), math.nan, "^a score moved by nan"),
@@ -204,9 +199,19 @@ def test_measurements_outside_the_tolerance_are_named(
         enforce(good)
 
 
+def test_a_segment_that_surely_loses_is_named_and_one_that_may_by_chance_is_not(good: dict[str, Any]) -> None:
+    measured = good["segments"]["new users"]["ndcg_at_10"]
+    measured |= {"child": 0.9, "interval": [-0.15, -0.01]}
+    assert check(good) == ["ndcg_at_10 of segment new users is 0.9000 of the parent's, needed 0.97"]
+    measured["interval"] = [-0.2, 0.01]
+    assert check(good) == []
+    measured["child"], measured["interval"] = math.nan, [math.nan, math.nan]
+    assert check(good) == ["ndcg_at_10 of segment new users is nan of the parent's, needed 0.97"]
+
+
 def test_a_small_segment_proves_nothing(good: dict[str, Any]) -> None:
     segment = good["segments"]["new users"]
-    segment["ndcg_at_10"]["child"] = 0.1
+    segment["ndcg_at_10"] |= {"child": 0.1, "interval": [-0.9, -0.8]}
     segment["lists_with_purchase"] = 99
     assert check(good) == []
 
