@@ -110,11 +110,12 @@ def replay_home(home: Path, bundle: Path, last: int) -> Skew:
     """
     if (published := read_publication(home)) is None:
         raise FileNotFoundError(
-            f"{home / FILE} is not there: train with `reco run`, which publishes the features"
+            f"{home / FILE} is not there: train with `reco run --data DIR`, which publishes them"
         )
     if not any((home / "offline_store" / EVENTS).glob("*.parquet")):
         raise FileNotFoundError(
-            f"{home / 'offline_store' / EVENTS} holds no events to compute from: `reco run` publishes them"
+            f"{home / 'offline_store' / EVENTS} holds no events to compute from: "
+            "`reco run --data DIR` publishes them"
         )
     log = replace(Settings.from_env(), home=home).prediction_log_dir
     return replay(log, home / "offline_store", bundle, last, datetime.fromisoformat(published.created_at))

@@ -352,7 +352,7 @@ def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
     if bare.empty:
         return items
     if items.empty:
-        log.warning("no items.csv or items.parquet: the %d items sold have no names or categories", len(bare))
+        log.warning("no table of items was read: the %d items sold have no names or categories", len(bare))
     else:
         log.warning("%d of the items sold have no row in the table of items", len(bare))
     return pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)

@@ -49,7 +49,7 @@ def read_publication(home: Path) -> Publication | None:
     except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise PublicationDamaged(
             f"{file} does not say what the stores hold ({type(error).__name__}: {error}): "
-            "`reco run` writes it again"
+            "`reco run --data DIR` writes it again"
         ) from error
 
 

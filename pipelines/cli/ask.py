@@ -56,7 +56,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
 
     Of one basket, a line on stderr names a shopper without a history and an unknown store.
     """
-    from pipelines.inspect.ask import answer_lines, old_data, open_champion, unknown_ids
+    from pipelines.inspect.ask import answer_lines, notes_on, open_champion
 
     if requests is not None:
         check_alone("--requests", "a line of the file is a whole request")
@@ -73,9 +73,7 @@ def recommend(context: Context, line: dict[str, Any], requests: IO[bytes] | None
     if "error" in answer:
         raise click.UsageError(answer["error"])
     context.answer(answer, _shown(answer))
-    for note in unknown_ids(recommender, line):
-        context.say(note)
-    if "at" not in line and (note := old_data(recommender, line)):
+    for note in notes_on(recommender, line):
         context.say(note)
 
 

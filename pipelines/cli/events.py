@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from feature_repo.errors import RecoError
 from pipelines.cli.options import Context, FiniteRange, common_options
 from pipelines.tables import counted
 from serving.release.champion import read_champion
@@ -139,17 +138,16 @@ def replay_data(
     from feature_repo.stream.delivery import Delivery
     from feature_repo.stream.kafka import create_topics
     from feature_repo.stream.replay_events import Disturbance, Shopper, choose, replay_events
-    from pipelines.run.launch import check_catalogue, dataset_of
+    from pipelines.run.launch import data_to_replay
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     settings = context.kafka()
     disturbed = Disturbance(**disturbance)
     token = context.settings().caller_tokens.partition(",")[0].strip()
     shopper = Shopper(endpoint, token) if endpoint else None
-    create_topics(settings)
-    events = read_dataset(dataset_of(context.home, data)).events
-    check_catalogue(context.home, data, events["item_id"].unique().tolist())
+    events = read_dataset(data_to_replay(context.home, data, "--data")).events
     events = choose(events, since, until, limit)
+    create_topics(settings)
     delivery = Delivery(settings)
     try:
         started_at = time.monotonic()
@@ -241,14 +239,12 @@ def facts(context: Context, file: IO[bytes], dry_run: bool) -> None:
 
 def _unknown_items(home: Path, facts: list[Fact]) -> list[str]:
     """Return the ids that the champion's bundle lacks, which may be typos; none without a readable bundle."""
-    from feature_repo.statistics import read_statistics
+    from pipelines.run.launch import champions_items
 
-    try:
-        bundle = read_champion(home).bundle(home)
-        item_ids = set(read_statistics(bundle / "statistics").item_ids.tolist())
-    except (RecoError, OSError, ValueError):  # facts may come first
-        return []
-    return [item_id for item_id in dict.fromkeys(fact.item_id for fact in facts) if item_id not in item_ids]
+    known = champions_items(home)
+    return [
+        item_id for item_id in dict.fromkeys(fact.item_id for fact in facts) if known and item_id not in known
+    ]
 
 
 @click.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli.options import FOLDER, PORT, Context, FiniteRange, common_options
-from pipelines.run.launch import absolute, check_data, check_shop
+from pipelines.run.launch import DATA_NAMES, check_data, data_to_replay
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -88,11 +88,11 @@ def up(
             moment("from", since)
     champion = read_champion(context.home)
     origin = champions_run(context.home)
-    check_shop(origin, data)
     features = origin.artifacts("materialize-features") / "features" if origin else None
     if features is not None and not features.is_dir():
         features = None
-    data = absolute(data)
+    if data and (dataset := data_to_replay(context.home, data, "--replay")) and data not in DATA_NAMES:
+        data = str(dataset.absolute())  # a folder is not read twice
     wanted = Wanted(
         *(port, grpc_port, store_port, broker_port, bootstrap, data, speed, since),
         slots=slots or bool(release),

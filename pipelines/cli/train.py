@@ -46,13 +46,12 @@ CRON_FIELDS = 6  # of Kubeflow Pipelines
 def check(context: Context, data: str, train_until: str) -> None:
     """Check a folder of data without starting a run.
 
-    Exit code 1: a run would stop, because there are no such data, too many of their rows are invalid, or
-    they are too few to learn from.
+    Exit code 1: a run would stop, because the data cannot be read, too many of their rows are invalid, they
+    are too few to learn from, or the cut is impossible.
     """
     from pipelines.inspect.check_data import inspect_data, report
 
-    context.say(f"reading {data} and trying the first steps on it: a million rows take about two minutes")
-    found = inspect_data(data, train_until)
+    found = inspect_data(data, train_until, context.say)
     context.answer(found, report(found), 0 if found["ok"] else 1)
 
 

@@ -67,7 +67,8 @@ def drift(
     """Compare a window with the champion's training data.
 
     The window is one of the prediction log, or of events (--data). Exit code 1: it drifted; 2: the
-    window is too short or too small to judge.
+    window is too short or too small to judge. With --retrain the verdict comes first,
+    then the result of the training.
     """
     from monitoring.retraining import COOL_DOWN
     from pipelines.run import launch

@@ -15,7 +15,9 @@ from serving.release.champion import read_champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:
+    from feature_repo.aggregates import UserEvents
     from serving.answer.recommender import Recommender
+    from serving.schemas import Request
 
 
 def open_champion(
@@ -55,31 +57,30 @@ def open_champion(
     return recommender
 
 
-def unknown_ids(recommender: Recommender, line: dict[str, Any]) -> list[str]:
-    """Return a note on a shopper without a history, and one on a store that the bundle does not know."""
+def notes_on(recommender: Recommender, line: dict[str, Any]) -> list[str]:
+    """Return notes on a shopper without a history, on an unknown store, and on data too old for now."""
     from serving.schemas import parse_request
 
-    request = parse_request({**line, "profile": None}, now=time.time(), default_id="question")
+    at = {"at": recommender.bundle.manifest["cut"], "profile": None}  # then no row counts as too old
+    request = parse_request({**line, **at}, now=0.0, default_id="question")
     known, notes = recommender.read(request), []
     if request.user_id is not None and known.row is None and known.degraded_reason is None:
         notes.append(f"user {request.user_id} has no history here: the answer is that of a stranger")
     if request.store_id is not None and request.store_id not in recommender.bundle.statistics.store_row:
         notes.append(f"store {request.store_id} is not in the bundle: best sellers of all stores are used")
+    if "at" not in line and (note := _old_data(request, known.events)):
+        notes.append(note)
     return notes
 
 
-def old_data(recommender: Recommender, line: dict[str, Any]) -> str:
-    """Return a note on the age of the newest data if an answer of now cannot use them, else nothing."""
+def _old_data(request: Request, events: UserEvents | None) -> str:
+    """Return a note on the age of the newest data, else of the cut, if an answer of now cannot use them."""
     from feature_repo.aggregates import DAY_S
     from feature_repo.snapshots import USER_TTL_DAYS
-    from serving.schemas import parse_request
 
-    cut = recommender.bundle.manifest["cut"]
-    at = {"at": cut, "profile": None}
-    known = recommender.read(parse_request({**line, **at}, now=0.0, default_id="question"))
-    whose, newest = "the bundle's", datetime.fromisoformat(cut).timestamp()
-    if known.events is not None and len(known.events.at):
-        whose, newest = f"{line['user_id']}'s", float(known.events.at.max())
+    whose, newest = "the bundle's", request.at
+    if events is not None and len(events.at):
+        whose, newest = f"{request.user_id}'s", float(events.at.max())
     days = (time.time() - newest) / DAY_S
     if days <= USER_TTL_DAYS:
         return ""

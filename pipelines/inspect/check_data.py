@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from components.data.ingest_events import (
 )
 from feature_repo.events import read_dataset
 from feature_repo.statistics import read_statistics
-from pipelines.run.launch import DATA_NAMES, absolute, check_data, check_train_until
+from pipelines.run.launch import absolute, check_data, check_train_until
 from pipelines.tables import counted, table
 
 SHOWN = 10  # refused rows in the text; the document has all
@@ -27,19 +28,22 @@ ENOUGH, ENOUGH_USERS = 100_000, 200  # lines, and shoppers, that give examples h
 COUNTS = ("rows", "users", "baskets", "items", "first_at", "last_at", "timezone")
 
 
-def inspect_data(data: str, train_until: str = "") -> dict[str, Any]:
-    """Read a folder as a run does, and write nothing.
+def inspect_data(
+    data: str, train_until: str = "", say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Read a folder as a run does, and write nothing; `say` takes a line before the reading.
 
     Returns:
         The counts and the span of the valid rows, the cut (empty: it leaves nothing on one side), every
         refused row with its place in the file, and why a later step would stop.
 
     Raises:
-        EventsInvalid: the data can't be found, read or used; the message says why.
+        ArgumentsInvalid: there are no such data, or `train_until` is no date.
+        EventsInvalid: the data can't be read or used; the message says why.
     """
     check_train_until(train_until)
-    if data in DATA_NAMES:  # `ingest_events` refuses other names, as a run's first step
-        check_data(data)
+    check_data(data)
+    say(f"reading {data} and trying the first steps on it")
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "dataset"
         found: dict[str, Any] = {}

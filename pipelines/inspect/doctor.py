@@ -174,17 +174,25 @@ def _cure(home: Path, champion: Champion) -> str:
 
     The registry replaces damaged files. Files that are as their manifest says came from other code.
     """
-    run = champions_run(home)
-    data = shlex.quote(str(run.arguments.get("data") or "DIR")) if run else "DIR"
+    again = _train_again(home)
     try:
         bundle = champion.bundle(home)
         verify_files(bundle, read_manifest(bundle))
     except BundleInvalid:
         if (home / "mlflow.db").is_file():
             return f"reco promote {champion.version}"
-        return f"reco run --data {data}"
+        return again
     # The gate cannot measure this champion, and so would not refuse another shop's model.
-    return f"reco run --data {data} --param gate_params.over_champion=0"
+    return f"{again} --param gate_params.over_champion=0"
+
+
+def _train_again(home: Path) -> str:
+    """Return the command for a new model of the same shop; without a champion any shop may come."""
+    if _champion_of(home) is None:
+        return "reco run"
+    run = champions_run(home)
+    data = str(run.arguments.get("data") or "") if run else ""
+    return f"reco run --data {shlex.quote(data) if data else 'DIR'}"
 
 
 def _champion_of(home: Path) -> Champion | None:
@@ -207,7 +215,8 @@ def _age(settings: Settings) -> Iterator[Finding]:
     if data in DATA_NAMES:
         yield Finding("model age", "ok", f"{found}: {data} is demo data and never grows")
     elif days > OLD_DAYS:
-        yield Finding("model age", "warn", f"{found}; more than {OLD_DAYS} are old", "reco run --data DIR")
+        mend = _train_again(settings.home)
+        yield Finding("model age", "warn", f"{found}; more than {OLD_DAYS} are old", mend)
     else:
         yield Finding("model age", "ok", found)
 
@@ -216,31 +225,31 @@ def _online_store(settings: Settings) -> Iterator[Finding]:
     from serving.errors import FeaturesUnavailable
     from serving.stores.online_features import open_store
 
-    file = settings.home / "online_store.db"
+    file, again = settings.home / "online_store.db", _train_again(settings.home)
     if not settings.store_url and not file.exists():
         run = champions_run(settings.home) if _champion_of(settings.home) else None
         if run is None or run.arguments.get("online_store") or not (settings.home / PUBLICATION).exists():
-            yield Finding("online store", "warn", "not there yet", "reco run")
+            yield Finding("online store", "warn", "not there yet", again)
             return
         kept = (run.artifacts("materialize-features") / "features").is_dir()
-        again = f"reco run --resume {run.run_id} --only publish-features" if kept else "reco run"
+        again = f"reco run --resume {run.run_id} --only publish-features" if kept else again
         yield Finding("online store", "fail", f"{file} is gone: answers lack all features in it", again)
         return
     store = open_store(settings.online_store_url)
     try:
         store.read("doctor")
     except FeaturesUnavailable as error:
-        yield Finding("online store", "fail", str(error), "start it, or run `reco run` to write it again")
+        yield Finding("online store", "fail", str(error), f"start it, or run `{again}` to write it again")
         return
     finally:
         store.close()
     try:
         held = read_publication(settings.home)
     except PublicationDamaged as error:
-        yield Finding("online store", "warn", f"answers, but {error}", "reco run")
+        yield Finding("online store", "warn", f"answers, but {error}", again)
         return
     if held is None:
-        yield Finding("online store", "warn", "answers, but what it holds is not written down", "reco run")
+        yield Finding("online store", "warn", "answers, but what it holds is not written down", again)
         return
     found = f"{counted(held.users, 'user')} as of {held.until}"
     champion = _champion_of(settings.home)
@@ -298,7 +307,7 @@ def _registry(settings: Settings) -> Iterator[Finding]:
     """Read the alias with plain SQL: MLflow takes seconds to import, and would migrate the database."""
     database = settings.home / "mlflow.db"
     if not database.exists():
-        yield Finding("registry", "warn", f"{database} is not there yet", "reco run")
+        yield Finding("registry", "warn", f"{database} is not there yet", _train_again(settings.home))
         return
     query = "SELECT name, version FROM registered_model_aliases WHERE alias = 'champion'"
     written = "SELECT name, key, value FROM registered_model_tags"

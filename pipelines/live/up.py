@@ -239,7 +239,7 @@ def fill_store(
     if features is None:
         say(
             "the online store lacks the champion's features: the run that made it left none here, so that "
-            "shoppers have no history but what the stream brings; `reco run` makes new ones"
+            "shoppers have no history but what the stream brings; `reco run --data DIR` makes new ones"
         )
         return
     say(f"filling the online store from {features}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
-from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
 from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
-from serving.errors import BundleInvalid, NoChampion
+from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.settings import Settings
 
@@ -51,39 +51,6 @@ def check_data(data: str) -> None:
         raise ArgumentsInvalid(f"no data {data!r}: neither a folder nor a name; {closest(data, DATA_NAMES)}")
 
 
-def check_shop(champions: Run | None, data: str) -> None:
-    """Refuse to replay one built-in shop beside the champion of the other: its archive would hold both.
-
-    Raises:
-        ArgumentsInvalid: naming the shop of the champion's run.
-    """
-    learnt = champions.arguments.get("data") if champions else None
-    if learnt in DATA_NAMES and data in DATA_NAMES and learnt != data:
-        raise ArgumentsInvalid(
-            f"--replay {data}: the champion learnt from {learnt}, and a training on its archive "
-            f"would mix both: replay {learnt}, or give {data} a home of its own with --home"
-        )
-
-
-def check_catalogue(home: Path, data: str, items: Collection[str]) -> None:
-    """Refuse to replay a shop of which the champion knows no item: its archive would hold two shops.
-
-    Raises:
-        ArgumentsInvalid: with the number of items.
-    """
-    from feature_repo.statistics import read_statistics
-
-    try:
-        known = read_statistics(read_champion(home).bundle(home) / "statistics").item_ids.tolist()
-    except (NoChampion, BundleInvalid, OSError, ValueError):
-        return  # a home without a champion has no shop yet; commands that need its bundle report a broken one
-    if set(known).isdisjoint(items):
-        raise ArgumentsInvalid(
-            f"--data {data}: the champion knows none of its {len(items):,} items, so it is another shop, and "
-            "a training on this home's archive would mix both: give it a home of its own with --home"
-        )
-
-
 def check_champions_data(home: Path, data: str) -> None:
     """Refuse to train a built-in shop over a champion of your own data; warn over the other built-in shop.
 
@@ -97,15 +64,18 @@ def check_champions_data(home: Path, data: str) -> None:
         origin = champions_run(home)
     except NoChampion:
         return
-    learnt = str(origin.arguments.get("data") or data) if origin else data
-    # The archive of a home may hold a built-in shop that was replayed.
-    if data not in DATA_NAMES or data == learnt or Path(learnt).is_relative_to(home.absolute()):
+    if data not in DATA_NAMES or origin is None:
+        return
+    # A champion of the home's own archive: the run before says which shop's events that began with.
+    sources = [str(run.arguments.get("data") or data) for run in (origin, *list_runs(home))]
+    learnt = next((one for one in sources if not Path(one).is_relative_to(home.absolute())), sources[0])
+    if data == learnt:
         return
     cure = f"give {data} a home of its own with --home"
     if learnt not in DATA_NAMES:
         raise ArgumentsInvalid(
             f"--data {data}: the champion learnt from {learnt}, and this model would replace it: "
-            f"train with --data {learnt}, or {cure}"
+            f"train with --data {shlex.quote(learnt)}, or {cure}"
         )
     log.warning(
         "the champion learnt from %s, and a model of %s replaces it; to keep both, %s", learnt, data, cure
@@ -365,6 +335,40 @@ def dataset_of(home: Path, data: str) -> Path:
             if stamp(home) == seen:
                 return folder
             shutil.rmtree(folder)  # an erasure was requested meanwhile
+
+
+def data_to_replay(home: Path, data: str, option: str) -> Path:
+    """Return a checked data set; refuse a shop of which the champion knows no item.
+
+    The archive of the home would hold two shops.
+
+    Raises:
+        ArgumentsInvalid: the champion knows none of its items; a data set that was made for this is removed.
+    """
+    from feature_repo.events import read_dataset
+
+    folder = dataset_of(home, data)
+    known, items = champions_items(home), set(read_dataset(folder).events["item_id"])
+    if known and known.isdisjoint(items):
+        if folder.parent == home / "datasets" and folder != Path(data):
+            with dataset_lock(folder):
+                shutil.rmtree(folder)
+        raise ArgumentsInvalid(
+            f"{option} {shlex.quote(data)}: the champion knows none of its {len(items):,} items, so it is "
+            "another shop, and a training on this home's archive would mix both: "
+            "give it a home of its own with --home"
+        )
+    return folder
+
+
+def champions_items(home: Path) -> set[str]:
+    """Return the ids of the items that the champion knows; none without a readable bundle."""
+    from feature_repo.statistics import read_statistics
+
+    try:
+        return set(read_statistics(read_champion(home).bundle(home) / "statistics").item_ids.tolist())
+    except (RecoError, OSError, ValueError):  # facts and events may come before a champion
+        return set()
 
 
 def allowed_ratio(home: Path, source: str) -> float:

@@ -132,7 +132,9 @@ def test_a_home_without_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="reco run"):
         replay_home(tmp_path, tmp_path / "bundle", 10)
     write_note(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"events holds no events to compute from: `reco run`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"events holds no events to compute from: `reco run --data DIR`"
+    ):
         replay_home(tmp_path, tmp_path / "bundle", 10)
 
 

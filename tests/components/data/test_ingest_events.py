@@ -107,7 +107,7 @@ def test_items_and_time_zone_beside_the_events(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ingest_events(str(source), tmp_path / "without")
-    assert "no items.csv or items.parquet: the 2 items sold have no names or categories" in caplog.text
+    assert "no table of items was read: the 2 items sold have no names or categories" in caplog.text
     (source / "items.csv").write_text(
         "item_id,category,type,brand\n1041453,bakery,bread,Private\n007,dairy,,\n"
     )

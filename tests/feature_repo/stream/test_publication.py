@@ -26,7 +26,9 @@ def test_a_note_is_read_and_without_one_nothing_was_published(tmp_path: Path) ->
 )
 def test_a_damaged_note_is_named_with_its_cure(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content, encoding="latin-1")
-    with pytest.raises(PublicationDamaged, match=r"online_store\.json does not say .*`reco run` writes it"):
+    with pytest.raises(
+        PublicationDamaged, match=r"online_store\.json does not say .*`reco run --data DIR` writes it"
+    ):
         read_publication(tmp_path)
 
 

@@ -125,6 +125,18 @@ def test_an_unknown_shopper_or_store_is_said_beside_the_answer(shop: Path) -> No
     assert reco(shop, *common).stderr == ""
 
 
+def test_the_notes_read_an_unreachable_store_once(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")
+    done = reco(shop, "recommend", "--basket", "1000010", "--user", "u1")
+    assert "features_unavailable" in done.stdout
+    assert (
+        sum(said.startswith("answering without") for said in caplog.messages) == 2
+    )  # the answer's, and theirs
+    assert "the bundle's newest data are " in done.stderr
+
+
 def test_items_are_found_by_words(shop: Path) -> None:
     found = answered(reco(shop, "items", "TYPE 4", "grocery", "--limit", "3", "--output", "json"))
     assert [row["item_id"] for row in found] == ["1000004", "1000016", "1000028"]

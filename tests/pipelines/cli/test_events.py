@@ -5,15 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from components.home import Running, announced, locked
-from feature_repo.events import Dataset, write_dataset
-from feature_repo.statistics import read_statistics
-from pipelines.run.launch import check_catalogue
 from serving.shop.fact_store import open_fact_store
-from tests.feature_repo.stream.published_shop import minute_shop, write_note
+from tests.feature_repo.stream.published_shop import write_note
 from tests.pipelines.cli.conftest import PRICE, SOLD_OUT, reco, standing
 
 
@@ -134,15 +130,12 @@ def test_a_replay_that_compared_nothing_is_no_success(home: Path, toy_line: Path
     assert "nothing to compare: what is written of the log holds no answer" in done.output
 
 
-def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_replay_makes_no_topics_and_starts_no_parts(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: None)
-    data = tmp_path / "other"
-    write_dataset(data, Dataset(minute_shop(), pd.DataFrame({"item_id": ["item-0"]})))
-    refused = reco(shop, "replay-events", "--data", str(data))
-    assert refused.exit_code == 2
-    assert f"--data {data}: the champion knows none of its 4 items, so it is another shop" in refused.output
-    some = read_statistics(shop / "bundles" / "small" / "statistics").item_ids[:1].tolist()
-    check_catalogue(shop, "mine", ["new", *some])
-    check_catalogue(tmp_path, "mine", ["new"])  # nothing was learnt here
+    monkeypatch.setattr("feature_repo.stream.kafka.create_topics", lambda settings: pytest.fail("topics"))
+    for command, option in (("replay-events", "--data"), ("up", "--replay")):
+        refused = reco(shop, command, option, "toy")
+        assert refused.exit_code == 2
+        assert f"{option} toy: the champion knows none of its 80 items" in refused.output
+        assert not (shop / "up").exists()

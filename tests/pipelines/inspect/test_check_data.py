@@ -32,7 +32,7 @@ def test_a_good_folder_is_counted_and_nothing_is_written(shop: Path, tmp_path: P
     events.drop(columns="event_id").to_csv(shop / "events.csv", index=False)
     done = reco(tmp_path / "home", "check", str(shop))
     assert done.exit_code == 0, done.output
-    assert done.stderr.startswith(f"reading {shop} and trying the first steps on it: ")
+    assert done.stderr.startswith(f"reading {shop} and trying the first steps on it\n")
     first, *_, last = done.stdout.splitlines()
     baskets = events["basket_id"].nunique()
     assert first == f"{shop}: {len(events):,} valid rows, 60 users, {baskets:,} baskets, 80 items"
@@ -118,6 +118,18 @@ def test_a_cut_that_is_impossible_hides_no_refused_row(shop: Path, tmp_path: Pat
     assert "1 row refused, 10.0% of all" in lines[3]
     assert "quantity" in done.output
     assert inspect_data(str(shop), "2025-01-01")["stops"].startswith("the cut 2025-01-01T00:00:00Z leaves")
+
+
+def test_a_typing_error_ends_as_in_a_run_before_anything_is_read(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for arguments, why in (([str(shop / "nope")], "no data"), ([str(shop), "--train-until", "x"], "no date")):
+        done = reco(tmp_path, "check", *arguments)
+        assert (done.exit_code, why in done.stderr, "reading" in done.stderr) == (2, True, False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy").mkdir()
+    assert inspect_data("toy")["ok"]
+    assert "toy is the built-in data set; for the folder here give ./toy" in caplog.messages
 
 
 def test_what_cannot_be_read_is_an_error_that_says_why(shop: Path, tmp_path: Path) -> None:

@@ -181,12 +181,13 @@ def test_an_online_store_of_another_run_is_found(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "mend"), [(True, "run --resume {run_id} --only publish-features"), (False, "run")]
+    ("kept", "mend"),
+    [(True, "run --resume {run_id} --only publish-features"), (False, "run --data /my/shop")],
 )
 def test_a_lost_online_store_is_no_new_one(tmp_path: Path, kept: bool, mend: str) -> None:
     write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2024-01-01", "2024-01-01"))
     write_note(tmp_path, cut="2024-01-01T00:00:00Z", until="2024-01-01T00:00:00Z")
-    run = new_run(tmp_path, "training", {"online_store": ""}, ["promote-bundle"])
+    run = new_run(tmp_path, "training", {"data": "/my/shop", "online_store": ""}, ["promote-bundle"])
     run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
     run.save()
     if kept:
@@ -194,6 +195,9 @@ def test_a_lost_online_store_is_no_new_one(tmp_path: Path, kept: bool, mend: str
     found = look(tmp_path)["online store"]
     assert (found.status, found.mend) == ("fail", command(tmp_path, mend.format(run_id=run.run_id)))
     assert found.found.startswith(f"{tmp_path / 'online_store.db'} is gone")
+    (tmp_path / "online_store.json").unlink()
+    for name in ("online store", "registry"):  # `reco run` alone would train another shop
+        assert look(tmp_path)[name].mend == command(tmp_path, "run --data /my/shop")
 
 
 @pytest.mark.slow
@@ -203,7 +207,7 @@ def test_a_damaged_note_of_the_online_store_is_named(home: Path, content: str) -
     found = look(home)
     assert found["online store"].status == "warn"
     assert found["online store"].found.startswith(f"answers, but {home / 'online_store.json'} does not say")
-    assert found["online store"].mend == command(home, "run")
+    assert found["online store"].mend == command(home, "run --data toy")
     assert found["model age"].status == "ok", "it is as old as its cut"
 
 

@@ -203,7 +203,8 @@ def test_a_damaged_note_of_the_publication_is_named_and_a_store_that_must_be_fil
     fill_store(valkey[0], tmp_path, CHAMPION, None, said.append)
     assert "online_store.json does not say" in said[0]
     assert said[0].endswith(
-        "`reco run` writes it again; the online store got the champion's features before, and stays as it is"
+        "`reco run --data DIR` writes it again; "
+        "the online store got the champion's features before, and stays as it is"
     )
     with refused():  # it may hold newer purchases than these
         fill_store(valkey[0], tmp_path, replace(CHAMPION, bundle_id="older"), tmp_path, print)

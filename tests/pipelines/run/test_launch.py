@@ -1,6 +1,7 @@
 """Training and retraining without a command line; data sets from runs."""
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from pipelines.run.arguments import ArgumentsInvalid
 from pipelines.run.launch import (
     DATA_NAMES,
     absolute,
+    champions_items,
     check_champions_data,
     check_data,
-    check_shop,
+    data_to_replay,
     dataset_of,
     newest_data,
     promoted,
@@ -35,8 +37,10 @@ from pipelines.run.local_run import StepFailed
 from pipelines.run.runs import Run, champions_run, list_runs, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
+from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
 from tests.pipelines.conftest import VERDICT
+from tests.serving.conftest import build_bundle
 
 
 @pytest.fixture
@@ -71,8 +75,6 @@ def test_a_built_in_shop_replaces_no_champion_of_own_data_and_none_in_silence(
     with pytest.raises(ArgumentsInvalid, match=r"learnt from /my/shop, .* of its own with --home"):
         start_training(tmp_path, {}, "fast", "", sys.stderr)
     check_champions_data(tmp_path, "/my/shop/newer")
-    promote_run(tmp_path, str(tmp_path / "offline_store"))
-    check_champions_data(tmp_path, "toy")
     promote_run(tmp_path, "toy")
     for data in ("toy", "/my/shop"):
         check_champions_data(tmp_path, data)
@@ -84,12 +86,43 @@ def test_a_built_in_shop_replaces_no_champion_of_own_data_and_none_in_silence(
     )
 
 
-def test_one_built_in_shop_is_not_replayed_beside_the_champion_of_the_other(tmp_path: Path) -> None:
-    promote_run(tmp_path, "complete-journey")
-    with pytest.raises(ArgumentsInvalid, match="learnt from complete-journey, and a training"):
-        check_shop(champions_run(tmp_path), "toy")
-    for data in ("complete-journey", "/my/shop", ""):
-        check_shop(champions_run(tmp_path), data)
+def test_the_data_before_the_home_s_archive_say_whose_champion_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    promote_run(tmp_path, str(tmp_path / "offline_store"))
+    with pytest.raises(ArgumentsInvalid, match=r"train with --data \S+offline_store, or give toy a home"):
+        check_champions_data(tmp_path, "toy")
+    promote_run(tmp_path, "toy")
+    promote_run(tmp_path, str(tmp_path / "offline_store"))
+    check_champions_data(tmp_path, "toy")
+    assert caplog.messages == []
+    check_champions_data(tmp_path, "complete-journey")
+    assert "the champion learnt from toy" in caplog.text
+    promote_run(tmp_path, "/my shop")
+    with pytest.raises(ArgumentsInvalid, match=r"train with --data '/my shop', or"):
+        check_champions_data(tmp_path, "toy")
+
+
+def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(tmp_path: Path) -> None:
+    home, other = tmp_path / "home", shop_of(tmp_path / "other shop", "ann,b1,milk,2024-01-01")
+    assert data_to_replay(home, "toy", "--data") == home / "datasets" / "toy"  # nothing was learnt here
+    manifest = read_manifest(build_bundle(home / "bundles" / "b"))
+    write_champion(home, Champion(manifest["bundle_id"], "1", "reco", "bundles/b", manifest["cut"], ""))
+    for data in ("toy", str(other)):
+        made = dataset_of(home, data)
+        with pytest.raises(
+            ArgumentsInvalid, match=r"--replay .* knows none of its \d+ items, so it is"
+        ) as refused:
+            data_to_replay(home, data, "--replay")
+        assert f"--replay {shlex.quote(data)}: " in str(refused.value)
+        assert not made.exists()
+    checked = dataset_of(home, str(other))
+    with pytest.raises(ArgumentsInvalid, match="another shop"):
+        data_to_replay(home, str(checked), "--data")
+    assert checked.is_dir(), "it was not made for the replay"
+    item = min(champions_items(home))
+    mine = shop_of(tmp_path / "mine", "ann,b1,milk,2024-01-01", f"ann,b1,{item},2024-01-01")
+    assert data_to_replay(home, str(mine), "--data").is_dir()
 
 
 def start_with(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Run]) -> None:
