@@ -143,7 +143,7 @@ def check_chain(certificates: Sequence[Mapping[str, Any]], served: str) -> list[
             reasons += check(certificate)
             faults += [f"{certificate['step']} -> {certificate['id']}: {reason}" for reason in reasons]
             earlier.add(certificate["id"])
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError) as error:
         return [f"it is no chain of certificates ({type(error).__name__}: {error})"]
     if certificates[-1]["id"] != served:
         faults.append(f"the last certificate is of {certificates[-1]['id']}, the graph is {served}")

@@ -25,10 +25,11 @@ from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
-from pipelines.run.runs import champions_run, list_runs
+from pipelines.run.runs import champions_run, list_runs, shops_run
 from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import verify_files
+from serving.release.champion import FILE as POINTER
 from serving.release.champion import Champion, read_champion
 from serving.release.manifest import read_manifest
 from serving.settings import Settings, unknown_variables, variable
@@ -188,9 +189,9 @@ def _cure(home: Path, champion: Champion) -> str:
 
 def _train_again(home: Path) -> str:
     """Return the command for a new model of the same shop; without a champion any shop may come."""
-    if _champion_of(home) is None:
+    if not (home / POINTER).exists():
         return "reco run"
-    run = champions_run(home)
+    run = shops_run(home)
     data = str(run.arguments.get("data") or "") if run else ""
     return f"reco run --data {shlex.quote(data) if data else 'DIR'}"
 

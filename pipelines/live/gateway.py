@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
 
 from components.rollout.cluster import Document
 from pipelines.live.cluster_api import LocalServer, Objects
@@ -21,7 +21,7 @@ PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its 
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
 Call = tuple[str, str, bytes, dict[str, str]]  # method, path, body, headers
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
-# Before it sends, a pool replaces a connection that its pod has closed: nothing is ever sent twice.
+# Before it sends, a pool replaces a connection that its pod has closed.
 _pods = urllib3.PoolManager(maxsize=512, block=True)
 
 
@@ -130,11 +130,12 @@ class _Request(http.server.BaseHTTPRequestHandler):
         call = (self.command, self.path, body, headers)
         if mirror and random.random() * 100 < mirror.get("percent", 100):
             self.server.mirror(mirror["backendRef"]["name"], call)
-        for port in self.server.ports(service)[:2]:
+        ports = self.server.ports(service)
+        for port in [*ports, *ports][:2]:
             try:
                 answer = ask(port, call)
-            except NewConnectionError:
-                continue  # it ended just now: another pod
+            except (NewConnectionError, ProtocolError):
+                continue  # it ended, or its connection broke, just now: another pod, or the same once more
             except HTTPError as error:
                 self._answer(504, {}, str(error).encode())
                 return

@@ -16,7 +16,16 @@ from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
-from pipelines.run.runs import Run, RunUnknown, Size, champions_run, find_run, list_runs
+from pipelines.run.runs import (
+    Run,
+    RunUnknown,
+    Size,
+    champions_run,
+    find_run,
+    list_runs,
+    promoted_runs,
+    shops_run,
+)
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -60,25 +69,23 @@ def check_champions_data(home: Path, data: str) -> None:
     Raises:
         ArgumentsInvalid: naming the data of the champion's run.
     """
-    try:
-        origin = champions_run(home)
-    except NoChampion:
+    if data not in DATA_NAMES or (origin := shops_run(home)) is None:
         return
-    if data not in DATA_NAMES or origin is None:
+    runs = promoted_runs(home)
+    before = runs[[run.run_id for run in runs].index(origin.run_id) :]
+    sources = [str(run.arguments.get("data") or data) for run in before]
+    # Of a champion of the home's own archive, the run before says which shop's events that began with.
+    shop = next((one for one in sources if not Path(one).is_relative_to(home.absolute())), sources[0])
+    if data == shop:
         return
-    # A champion of the home's own archive: the run before says which shop's events that began with.
-    sources = [str(run.arguments.get("data") or data) for run in (origin, *list_runs(home))]
-    learnt = next((one for one in sources if not Path(one).is_relative_to(home.absolute())), sources[0])
-    if data == learnt:
-        return
-    cure = f"give {data} a home of its own with --home"
-    if learnt not in DATA_NAMES:
+    learnt, cure = sources[0], f"give {data} a home of its own with --home"
+    if shop not in DATA_NAMES:
         raise ArgumentsInvalid(
             f"--data {data}: the champion learnt from {learnt}, and this model would replace it: "
             f"train with --data {shlex.quote(learnt)}, or {cure}"
         )
     log.warning(
-        "the champion learnt from %s, and a model of %s replaces it; to keep both, %s", learnt, data, cure
+        "the champion learnt from %s, and a model of %s replaces it; to keep both, %s", shop, data, cure
     )
 
 
@@ -120,7 +127,7 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
     file = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
         raise NoRegistry(
-            f"{file} is no registry: train with `{command(home, 'run')}`, or give --tracking-uri"
+            f"{file} is no registry: train with `{command(home, 'run --data DIR')}`, or give --tracking-uri"
         )
     return uri
 
@@ -171,6 +178,8 @@ def resume_training(home: Path, name: str, only: str, stream: IO[str], jobs: int
     from pipelines.training import training_of
 
     run = find_run(home, name)
+    if not only:
+        check_champions_data(home, str(run.arguments.get("data", "")))
     return resume_run(home, run, read_spec(training_of(run.size)), only, stream, jobs)
 
 
@@ -343,16 +352,15 @@ def data_to_replay(home: Path, data: str, option: str) -> Path:
     The archive of the home would hold two shops.
 
     Raises:
-        ArgumentsInvalid: the champion knows none of its items; a data set that was made for this is removed.
+        ArgumentsInvalid: the champion knows none of its items, or is of the other built-in shop.
     """
     from feature_repo.events import read_dataset
 
     folder = dataset_of(home, data)
     known, items = champions_items(home), set(read_dataset(folder).events["item_id"])
-    if known and known.isdisjoint(items):
-        if folder.parent == home / "datasets" and folder != Path(data):
-            with dataset_lock(folder):
-                shutil.rmtree(folder)
+    origin = shops_run(home)  # also where the bundle cannot be read
+    names = {data, origin.arguments.get("data", data) if origin else data}
+    if (known and known.isdisjoint(items)) or names == set(DATA_NAMES):
         raise ArgumentsInvalid(
             f"{option} {shlex.quote(data)}: the champion knows none of its {len(items):,} items, so it is "
             "another shop, and a training on this home's archive would mix both: "

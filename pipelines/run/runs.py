@@ -25,6 +25,7 @@ from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import is_name
 from pipelines.run.graph import Outputs
 from serving.errors import BundleInvalid, NoChampion
+from serving.release.champion import FILE as POINTER
 from serving.release.champion import read_champion
 
 CLOCKS_S = 2.0  # how far the times of files and of processes may differ
@@ -204,13 +205,27 @@ def find_run(home: Path, name: str) -> Run:
 def champions_run(home: Path) -> Run | None:
     """Return the newest run that promoted the champion or, if it was refreshed, an ancestor of it."""
     promoted: dict[str, Run] = {}
-    for run in list_runs(home):
-        for step in run.steps:
-            output = step.parameters.get("Output")
-            if step.name == "promote-bundle" and output:
-                promoted.setdefault(output["bundle_id"], run)
+    for run in promoted_runs(home):
+        promoted.setdefault(run.step("promote-bundle").parameters["Output"]["bundle_id"], run)
     lineage = _lineage(home, read_champion(home).bundle_id)
     return next((promoted[bundle_id] for bundle_id in lineage if bundle_id in promoted), None)
+
+
+def promoted_runs(home: Path) -> list[Run]:
+    """Return the runs that promoted a bundle, newest first."""
+    return [
+        run
+        for run in list_runs(home)
+        if any(step.name == "promote-bundle" and step.parameters.get("Output") for step in run.steps)
+    ]
+
+
+def shops_run(home: Path) -> Run | None:
+    """Return the run that says whose shop a home is: the champion's; beside a damaged pointer, the newest."""
+    try:
+        return champions_run(home)
+    except NoChampion:
+        return next(iter(promoted_runs(home)), None) if (home / POINTER).exists() else None
 
 
 def _lineage(home: Path, bundle_id: str) -> Iterator[str]:

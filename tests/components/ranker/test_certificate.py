@@ -262,7 +262,16 @@ def test_all_links_are_measured_on_the_same_lists(chain: list[dict[str, Any]]) -
     assert check_chain(chain, "d") == ["compile_ranker -> d: it was measured on other lists than the first"]
 
 
-@pytest.mark.parametrize("broken", [None, {}, {"tolerance": "any"}, {"parents": None}, {"segments": []}])
+NO_INTERVAL = {"new users": {"ndcg_at_10": {"child": 1.0, "parent": 1.0, "interval": []}}}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *(None, {}, {"tolerance": "any"}, {"parents": None}),
+        *({"segments": []}, {"segments": NO_INTERVAL}),
+    ],
+)
 def test_what_is_no_certificate_is_reported(chain: list[dict[str, Any]], broken: Any) -> None:
     chain[2] = {**chain[2], **broken} if broken else broken
     assert check_chain(chain, "d")[0].startswith("it is no chain of certificates")

@@ -26,6 +26,10 @@ class Pod(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.seen.append(self.headers["x-request-id"])
+        if self.server.breaks:
+            self.server.breaks -= 1
+            self.close_connection = True
+            return
         self.server.may_answer.wait(10)
         content = json.dumps({"slot": self.server.slot, "asked": json.loads(body)}).encode()
         self.send_response(200)
@@ -51,7 +55,7 @@ def shop(tmp_path: Any) -> Iterator[tuple[Gateway, dict[str, Any]]]:
     pods: dict[str, Any] = {}
     for slot in ("blue", "green"):
         pod: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pod)
-        pod.slot, pod.seen, pods[slot] = slot, [], pod
+        pod.slot, pod.seen, pod.breaks, pods[slot] = slot, [], 0, pod
         pod.may_answer, pod.ends_connections = threading.Event(), False
         pod.may_answer.set()
         objects.write(("pods", NAMESPACE, slot), ready(slot, pod.server_address[1]))
@@ -130,6 +134,15 @@ def test_a_silent_pod_gets_a_request_once(
     assert post(gateway) == 504
     pods["blue"].may_answer.set()
     assert len(pods["blue"].seen) == before + 1
+
+
+def test_a_request_whose_connection_breaks_is_sent_once_more(shop: tuple[Gateway, dict[str, Any]]) -> None:
+    gateway, pods = shop
+    pods["blue"].breaks = 1
+    assert post(gateway) == 200
+    pods["blue"].breaks = 2
+    assert post(gateway) == 503
+    assert len(pods["blue"].seen) == 4
 
 
 def test_a_pod_may_close_idle_connections(

@@ -101,6 +101,11 @@ def test_the_data_before_the_home_s_archive_say_whose_champion_it_is(
     promote_run(tmp_path, "/my shop")
     with pytest.raises(ArgumentsInvalid, match=r"train with --data '/my shop', or"):
         check_champions_data(tmp_path, "toy")
+    new_run(tmp_path, "training", {"data": "toy"}, ["promote-bundle"]).save()  # it promoted nothing
+    promote_run(tmp_path, str(tmp_path / "offline_store"))
+    (tmp_path / "champion.json").write_text("{")
+    with pytest.raises(ArgumentsInvalid, match=r"train with --data \S+offline_store, or give toy a home"):
+        check_champions_data(tmp_path, "toy")
 
 
 def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(tmp_path: Path) -> None:
@@ -109,18 +114,20 @@ def test_a_shop_of_which_the_champion_knows_no_item_is_not_replayed(tmp_path: Pa
     manifest = read_manifest(build_bundle(home / "bundles" / "b"))
     write_champion(home, Champion(manifest["bundle_id"], "1", "reco", "bundles/b", manifest["cut"], ""))
     for data in ("toy", str(other)):
-        made = dataset_of(home, data)
         with pytest.raises(
             ArgumentsInvalid, match=r"--replay .* knows none of its \d+ items, so it is"
         ) as refused:
             data_to_replay(home, data, "--replay")
         assert f"--replay {shlex.quote(data)}: " in str(refused.value)
-        assert not made.exists()
     checked = dataset_of(home, str(other))
     with pytest.raises(ArgumentsInvalid, match="another shop"):
         data_to_replay(home, str(checked), "--data")
     assert checked.is_dir(), "it was not made for the replay"
     item = min(champions_items(home))
+    promote_run(home, "complete-journey")  # and its bundle cannot be read
+    with pytest.raises(ArgumentsInvalid, match="another shop"):
+        data_to_replay(home, "toy", "--replay")
+    write_champion(home, Champion(manifest["bundle_id"], "1", "reco", "bundles/b", manifest["cut"], ""))
     mine = shop_of(tmp_path / "mine", "ann,b1,milk,2024-01-01", f"ann,b1,{item},2024-01-01")
     assert data_to_replay(home, str(mine), "--data").is_dir()
 
