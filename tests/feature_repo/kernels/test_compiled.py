@@ -49,12 +49,12 @@ def test_a_terminal_is_told_of_the_first_compilation_only(
 def test_a_terminal_is_told_nothing_where_the_disk_holds_the_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-
     def four_times(number: float) -> float:
         return 4 * number
 
+    assert njit(four_times)(True) == 4  # the listener of the module is silent from here on
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for said in ("compiling inner loops: up to a minute\n", ""):
         with event.install_listener("numba:compile", compiled_module._FirstCompilation()):
             loop: Any = njit(cache=True)(four_times)  # a dispatcher that has compiled nothing yet
