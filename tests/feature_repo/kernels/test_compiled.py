@@ -52,7 +52,8 @@ def test_a_terminal_is_told_nothing_where_the_disk_holds_the_loop(
     def four_times(number: float) -> float:
         return 4 * number
 
-    assert njit(four_times)(True) == 4  # the listener of the module is silent from here on
+    first: Any = njit(four_times)
+    assert first(True) == 4  # the listener of the module is silent from here on
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for said in ("compiling inner loops: up to a minute\n", ""):
