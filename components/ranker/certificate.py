@@ -89,10 +89,8 @@ def check(certificate: Mapping[str, Any]) -> list[str]:
     least = allowed["segment_ratio"]
     for name, segment in certificate["segments"].items():
         ratio, highest = _ratio(segment["ndcg_at_10"]), segment["ndcg_at_10"]["interval"][1]
-        is_judged = (
-            segment["lists_with_purchase"] >= LEAST_LISTS and not highest >= 0
-        )  # else it may be chance
-        if is_judged and not ratio >= least:
+        may_be_chance = segment["lists_with_purchase"] < LEAST_LISTS or highest >= 0
+        if not may_be_chance and not ratio >= least:
             failed.append(f"ndcg_at_10 of segment {name} is {ratio:.4f} of the parent's, needed {least:g}")
     ratio, most = _ratio(certificate["logloss"]), allowed["logloss_ratio"]
     if not ratio <= most:

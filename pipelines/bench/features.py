@@ -348,9 +348,8 @@ def replayed(bench: FeatureBench, requests: int = 1_000) -> dict[str, Any]:
         bench.wait_given()
         with bench.sending(events, ASKED_S * len(chosen)):
             for number, basket in enumerate(chosen.itertuples()):
-                if (
-                    number == len(chosen) // 2
-                ):  # on a busy machine the stream might come after the last answer
+                if number == len(chosen) // 2:
+                    # On a busy machine the stream might come after the last answer.
                     wait_for(lambda: bench.state()["events"] >= len(events) // 4, "a quarter was folded")
                 half = tuple(basket.items[: max(len(basket.items) // 2, 1)])
                 # Asked later than bought: whatever has arrived by now is part of the answer.

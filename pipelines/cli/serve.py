@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import click
 
 from pipelines.cli.options import FOLDER, PORT, Context, FiniteRange, common_options
-from pipelines.run.launch import check_data, data_to_replay
+from pipelines.run.launch import absolute, check_data, data_to_replay
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 from serving.settings import Settings
@@ -82,7 +80,7 @@ def up(
     from pipelines.live.monitors import monitor_programs
     from pipelines.live.screen import Screen
     from pipelines.live.supervisor import Supervisor
-    from pipelines.live.up import Wanted, parts_of, used_by
+    from pipelines.live.up import Wanted, apart, parts_of, used_by
 
     if data:  # else the replay would fail only after store and broker have started
         check_data(data)
@@ -93,6 +91,7 @@ def up(
     features = origin.artifacts("materialize-features") / "features" if origin else None
     if features is not None and not features.is_dir():
         features = None
+    data = absolute(data)
     wanted = Wanted(
         *(port, grpc_port, store_port, broker_port, bootstrap, data, speed, since),
         slots=slots or bool(release),
@@ -106,9 +105,8 @@ def up(
     way_out = "use its endpoint, or stop it with Ctrl-C in its terminal"  # it has no end of its own
     with locked(context.home / "up.lock", "running `reco up`", way_out):
         (context.home / "up.json").unlink(missing_ok=True)  # left by a killed `reco up`
-        if data:  # in a process of its own: a data set shall not stay in the memory of one that only watches
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                pool.submit(data_to_replay, context.home, data, "--replay").result()
+        if data:
+            apart(data_to_replay, context.home, data, "--replay")
         if bootstrap:
             create_topics(replace(kafka, bootstrap=bootstrap))
         parts = parts_of(settings, kafka, champion, features, wanted, screen.say)

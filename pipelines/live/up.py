@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -26,6 +27,7 @@ from pipelines.live.supervisor import Part
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
+Result = TypeVar("Result")
 CLUSTER = "pipelines.live.small_cluster"
 WATCH_S = 600.0  # between two looks: at the usual speed of a replay, four days of the shop
 HEARTBEAT_S = 5.0  # the stream writes its state each second
@@ -244,11 +246,18 @@ def fill_store(
         return
     say(f"filling the online store from {features}")
     note.unlink(missing_ok=True)  # a filling that is interrupted is begun again, also after a rollback
-    # Feast is large: it shall not stay in the memory of a process that only watches others.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        counts = pool.submit(_publish, features, cut, bundle_id, home, url).result()
+    counts = apart(_publish, features, cut, bundle_id, home, url)
     say(f"the online store holds {counts['users']:,} users and {counts['items']:,} items")
     write_json(note, {"bundle_id": bundle_id, **counts})
+
+
+def apart(work: Callable[..., Result], *arguments: object) -> Result:
+    """Return the result of work in a process of its own.
+
+    Feast or a data set is large: it shall not stay in the memory of a process that only watches others.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 def _filled_with(note: Path) -> str:
