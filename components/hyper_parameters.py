@@ -208,7 +208,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class BundleParams:
-    """Settings of the served path that change the answer."""
+    """Settings of the served path that change the answer; a source's quota is of 500 candidates."""
 
     history: int = Quotas.history  # candidates from the shopper's own purchases
     together: int = Quotas.together  # candidates often bought with the basket's items
@@ -218,7 +218,7 @@ class BundleParams:
     # ask for 300.
     tower: int = 0
     store: int = Quotas.store  # candidates that sell best in the shopper's store
-    candidates: Count = Quotas.total  # candidates of all sources that are ranked
+    candidates: Count = Quotas.total  # candidates of all sources that are ranked; the quotas are its shares
     type_penalty: Part = 0.95  # factor of an item's worth for each item of its type above it
     # On the test weeks these weights changed NDCG@10 by -0.2 % [-0.5, 0.2]. They showed 11 % more of the
     # catalogue, and 1 % more of the items new to the shopper were found.
@@ -239,8 +239,8 @@ class BundleParams:
 
     @property
     def quotas(self) -> Quotas:
-        """How many candidates the default profile's sources bring."""
-        return Quotas(self.history, self.together, self.week, self.tower, self.store, self.candidates)
+        """How many candidates the default profile's sources bring: their shares of all that are ranked."""
+        return Quotas(self.history, self.together, self.week, self.tower, self.store).of(self.candidates)
 
     def read_profiles(self, search: Mapping[str, int]) -> dict[str, Profile]:
         """Return the other profiles; each has the default one's quotas, and this search, where it names none.

@@ -36,6 +36,14 @@ class Quotas:
                     f"quota {name} is {str(quota)[:40]!r}: expected a whole number from 0 to {MOST}"
                 )
 
+    def of(self, total: int) -> Quotas:
+        """Return the same shares of `total` candidates, rounded up.
+
+        The sources are asked in turn: if the total alone shrank, the first would leave no place for others.
+        """
+        shares = {name: -(-quota * total // self.total) for name, quota in vars(self).items()}
+        return Quotas(**shares)
+
 
 @dataclass(frozen=True)
 class Candidates:

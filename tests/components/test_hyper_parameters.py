@@ -18,6 +18,7 @@ from components.hyper_parameters import (
     describe,
 )
 from components.parameters import read_params
+from serving.stages.retrieval import Quotas
 
 
 class Commented:
@@ -98,6 +99,15 @@ def test_a_value_that_a_later_step_would_refuse_is_refused_at_once(
 ) -> None:
     with pytest.raises(TypeError, match=told):
         read_params(group, given)
+
+
+def test_fewer_candidates_leave_each_source_its_share() -> None:
+    """Of 300: if all 300 of the history came first, a shopper with many purchases would see nothing new."""
+    assert BundleParams(candidates=300).quotas == Quotas(180, 108, 36, 0, 24, 300)
+    assert BundleParams(candidates=1_000, tower=60).quotas == Quotas(600, 360, 120, 120, 80, 1_000)
+    assert BundleParams(candidates=1).quotas == Quotas(1, 1, 1, 0, 1, 1)  # rounded up; none stays none
+    premium = BundleParams(candidates=300).read_profiles({})["premium"]
+    assert premium.quotas == Quotas(180, 108, 36, 300, 24, 300)
 
 
 def test_whole_numbers_in_a_profile_may_have_come_as_floats() -> None:
