@@ -315,8 +315,9 @@ def faster(found: Any) -> str:
         f"{latency['machine']['cpu']}.\n"
         f"Machines of one name differ, too: the older code took {elsewhere:.1f} ms on another {cpu}.\n"
         "Benches of load and drills were mended since then, so their other figures differ for that reason,\n"
-        f"too. {reached} of {len(found['load_goals'])} load goals and {every - len(missed)} of {every} drills "
-        f"were reached.\nMissed drills: {', '.join(map(code, missed))}.\n\n"
+        f"too. {reached} of {len(found['load_goals'])} load goals and "
+        f"{every - len(missed)} of {every} drills were reached.\n"
+        f"Missed drills: {', '.join(map(code, missed))}.\n\n"
         + "\n".join(goal_table(found["load_goals"]))
         + "\n\n`faster.json` has these numbers.\n"
     )
