@@ -111,26 +111,21 @@ def test_separate_refusals_count_as_bursts() -> None:
     assert admission.admits(waited(100 * PATIENT - 1, 1_100), 1_100)
 
 
-def test_started_requests_count_as_ahead_in_the_queue() -> None:
+@pytest.mark.parametrize(
+    ("together", "each_s"), [(1, 2), (2, 1)], ids=["alone", "joined: the second costs nothing more"]
+)
+def test_started_requests_count_as_ahead_with_their_share_of_a_service_time(
+    together: int, each_s: float
+) -> None:
     admission = Admission(100.0)
-    for second in range(0, 4_000, 4):
-        admission.served(second, second + 2)  # each takes two seconds and is followed by two idle ones
+    for second in range(0, 4_000, 4):  # each takes two seconds and is followed by two idle ones
+        for _ in range(together):
+            admission.served(second, second + 2)
     now = 5_000
     with computing(admission, 10):
-        assert admission.admits(waited(100 * PATIENT - 21, now), now)
-        assert not admission.admits(waited(100 * PATIENT - 19, now), now)
+        assert admission.admits(waited(100 * PATIENT - 10 * each_s - 1, now), now)
+        assert not admission.admits(waited(100 * PATIENT - 10 * each_s + 1, now), now)
     assert admission.admits(waited(100 * PATIENT - 1, now + 1), now + 1)
-
-
-def test_concurrent_answers_share_their_service_time() -> None:
-    admission = Admission(100.0)
-    for second in range(0, 4_000, 4):
-        admission.served(second, second + 2)
-        admission.served(second, second + 2)  # joined: the second of them cost nothing more
-    now = 5_000
-    with computing(admission, 10):
-        assert admission.admits(waited(100 * PATIENT - 11, now), now)
-        assert not admission.admits(waited(100 * PATIENT - 9, now), now)
 
 
 # -------------------------------------- by turn of the event loop; steps take virtual milliseconds
