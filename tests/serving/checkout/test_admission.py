@@ -29,6 +29,7 @@ from serving.checkout.checkout import Checkout
 from serving.errors import UserOverLimit
 from serving.schemas import Call, Request
 from tests.serving.checkout.virtual_time import VirtualLoop
+from tests.serving.conftest import call
 
 # ----------------------------------------------------------- by time; each request has 100 seconds
 
@@ -319,10 +320,6 @@ def test_many_shoppers_above_the_limit_are_scanned_rarely() -> None:
     assert len(limits._paid_at) <= 2 * MOST_SHOPPERS + 2
 
 
-def call_of(priority: str = "checkout") -> Call:
-    return Call(0.0, 1e9, "given", priority=priority)
-
-
 async def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
     checkout = Checkout(
         recommender, 1e12, user_limit_per_s=0.01 / BURST_S
@@ -330,12 +327,12 @@ async def test_only_the_shopper_above_the_limit_loses_computed_answers(recommend
     reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
     for number in range(5):
         for user in ("greedy", f"other-{number}"):
-            answer = await checkout.answer(replace(REQUEST, user_id=user), call_of())
+            answer = await checkout.answer(replace(REQUEST, user_id=user), call())
             assert answer.items
             assert answer.degraded == (answer.degraded_reason is not None)
             reasons[user.partition("-")[0]][answer.degraded_reason] += 1
     with pytest.raises(UserOverLimit):
-        await checkout.answer(REQUEST, call_of("prefetch"))
-    await checkout.answer(replace(REQUEST, user_id=None), call_of("prefetch"))
+        await checkout.answer(REQUEST, call(priority="prefetch"))
+    await checkout.answer(replace(REQUEST, user_id=None), call(priority="prefetch"))
     assert reasons["greedy"] == {None: 1, "user_over_limit": 4}
     assert reasons["other"] == {None: 5}
