@@ -1,7 +1,5 @@
 """The settings of the broker: valid and invalid values; topics on a real broker."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +104,6 @@ def test_topics_are_created_once(broker: Any) -> None:
     assert create_topics(settings) == []
     topics = AdminClient(client_config(settings)).list_topics(timeout=10).topics
     assert {name: len(topics[name].partitions) for name in "def"} == {"d": 3, "e": 3, "f": 3}
-
-
-@pytest.mark.slow
-def test_the_settings_load_without_the_client() -> None:
-    """The endpoint's image has no confluent_kafka."""
-    program = "import sys, feature_repo.stream.kafka; assert 'confluent_kafka' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_the_toml_file_has_a_table_of_kafka_s_settings(
