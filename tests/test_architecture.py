@@ -264,6 +264,7 @@ def is_served(path: Path) -> bool:
 
 HEAVY = {"torch", "kfp", "mlflow", "evidently", "feast", "onnx", "kserve", "pandas", "duckdb", "matplotlib"}
 HEAVY |= {"numba"}  # it compiles and loads loops
+HEAVY |= {"confluent_kafka"}  # the endpoint's image has none
 
 
 def loaded_by(module: str, **environment: str) -> set[str]:
@@ -288,6 +289,7 @@ def loaded_by(module: str, **environment: str) -> set[str]:
     [
         ("serving.answer.recommender", {"numba"}),
         ("serving.schemas", set()),
+        ("feature_repo.stream.kafka", set()),
         ("pipelines.cli.shell", set()),
         ("serving.api.transformer", {"kserve", "pandas", "numba"}),  # kserve itself brings pandas
     ],

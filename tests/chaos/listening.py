@@ -1,4 +1,4 @@
-"""Servers of a test's own: one function handles each connection, or each GET."""
+"""Servers of a test's own: one function handles each connection, or each request."""
 
 import contextlib
 import socket
@@ -35,8 +35,13 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int
 
 
 @contextlib.contextmanager
-def http_answers(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
-    """Answer each GET with the status and the body that `answer` returns for its path; give the URL."""
+def http_answers(
+    answer: Callable[[str], tuple[int, bytes]], received: list[bytes] | None = None
+) -> Iterator[str]:
+    """Answer each request with the status and the body that `answer` returns for its path; give the URL.
+
+    The bodies of POST requests are put into `received`.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -44,6 +49,11 @@ def http_answers(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            assert received is not None
+            received.append(self.rfile.read(int(self.headers["content-length"])))
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             pass

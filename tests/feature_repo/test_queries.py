@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from feature_repo import transforms as t
-from feature_repo.aggregates import CLICK, DAY_S, IMPRESSION, UserEvents, no_events
-from feature_repo.queries import HOUR_S, Query, Rows, User
+from feature_repo.aggregates import CLICK, IMPRESSION, UserEvents
+from feature_repo.queries import Rows, User
 from feature_repo.schema import model_inputs
-from feature_repo.statistics import Statistics
 from tests.feature_repo.conftest import JAM, MILK, NOW, TEA, UNKNOWN
 
 MakeRow = Callable[..., UserEvents]
@@ -20,15 +19,6 @@ def test_a_single_candidate_has_the_same_features_as_among_others(rows: Rows) ->
     for position, code in enumerate(rows.candidates):
         alone, _ = model_inputs(Rows(rows.query, np.array([code])))
         np.testing.assert_array_equal(alone[0], together[position])
-
-
-def test_the_history_of_a_query_lacks_unknown_items(statistics: Statistics, row_of: MakeRow) -> None:
-    row = row_of([(NOW - 60, [UNKNOWN, TEA], 2.0, 0.0)])
-    query = Query(statistics, float(NOW), np.empty(0, np.int64), 0, User(row, NOW))
-    assert query.history.items.tolist() == [TEA]
-    assert query.says_something
-    stranger = Query(statistics, float(NOW), np.empty(0, np.int64), 4, User(no_events(np.int64), NOW))
-    assert not stranger.says_something
 
 
 def user(row: UserEvents) -> User:
@@ -52,17 +42,6 @@ def test_repeated_scans_are_one_line(row_of: MakeRow) -> None:
     assert twice.history.count.tolist() == [1, 2], "of milk and tea"
     assert twice.totals.spend == twice.totals.spend_7d
     assert len(twice.session) == 3
-
-
-def test_a_window_counts_from_a_moment_on(row_of: MakeRow) -> None:
-    row = row_of(
-        [(NOW - 3 * DAY_S, [MILK, TEA], 4.0, 0.0), (NOW - DAY_S, [MILK], 1.0, 0.0)], [(NOW - 60, JAM, CLICK)]
-    )
-    week, day = user(row).window(7 * DAY_S), user(row).window(DAY_S)
-    assert (week.baskets, week.distinct().tolist(), week.paid.sum()) == (2, [MILK, TEA], 5.0)
-    assert (day.baskets, day.distinct().tolist(), day.paid.sum()) == (1, [MILK], 1.0)
-    assert user(row).window(HOUR_S, CLICK).codes().tolist() == [JAM]
-    assert user(no_events(np.int64)).window(DAY_S).baskets == 0
 
 
 def test_the_last_items_are_bought_or_clicked(row_of: MakeRow) -> None:

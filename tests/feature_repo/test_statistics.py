@@ -1,5 +1,6 @@
 """The tables on disk: they survive a round trip, and a table of another catalogue is refused."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -29,26 +30,20 @@ def test_codes_follow_the_request_and_leave_out_unknown_ids(
     assert statistics.store_row == {store: row for row, store in enumerate(statistics.store_ids.tolist())}
 
 
-def test_a_table_of_another_catalogue_is_named(tmp_path: Path, fitted: Fitted) -> None:
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("price", lambda table: table[:3], r"holds float32 of the shape \(3,\), expected f4 of the axes"),
+        ("popular", lambda table: table - 1, "holds codes from -1 .*, expected 0 to below 80"),
+        ("popular", lambda table: table + 1, "holds codes .* to 80, expected 0 to below 80"),
+        ("categorical", lambda table: table + 1, "holds codes from 2 to 9, expected 0 to below 9"),
+    ],
+    ids=["another catalogue", "a code below 0", "a code beyond the items", "a type without lifts"],
+)
+def test_a_table_that_does_not_fit_the_others_is_named(
+    tmp_path: Path, fitted: Fitted, name: str, change: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
     write_statistics(tmp_path, *fitted)
-    np.save(tmp_path / "price.npy", np.zeros(3, np.float32))
-    with pytest.raises(
-        ValueError, match=r"price.npy holds float32 of the shape \(3,\), expected f4 of the axes"
-    ):
-        read_statistics(tmp_path)
-
-
-@pytest.mark.parametrize("code", [-1, 5])
-def test_best_sellers_that_are_no_items_are_named(tmp_path: Path, statistics: Statistics, code: int) -> None:
-    write_statistics(tmp_path, statistics, {})
-    np.save(tmp_path / "popular.npy", np.array([0, code], np.int32))
-    with pytest.raises(ValueError, match=r"popular.npy holds codes .*, expected 0 to below 5"):
-        read_statistics(tmp_path)
-
-
-def test_a_table_of_lifts_that_lacks_a_type_is_named(tmp_path: Path, fitted: Fitted) -> None:
-    statistics, vocabulary = fitted
-    write_statistics(tmp_path, statistics, vocabulary)
-    np.save(tmp_path / "type_lift.npy", statistics.type_lift[:-1, :-1])
-    with pytest.raises(ValueError, match=r"categorical.npy holds codes from 1 to 8, expected 0 to below 8"):
+    np.save(tmp_path / f"{name}.npy", change(getattr(fitted[0], name)))
+    with pytest.raises(ValueError, match=rf"{name}\.npy {message}"):
         read_statistics(tmp_path)

@@ -29,6 +29,7 @@ from feature_repo.aggregates import UserEvents, pack
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, FRESH, HISTORY_LENGTH
 from feature_repo.statistics import NO_ITEM, SOLD_7D, Statistics, write_statistics
 from serving.answer.recommender import Asked, Recommender, answer_golden, open_bundle, open_recommender
+from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout, Rank, Turn, rank_here
 from serving.release.bundle import Bundle, RankingSettings, load_bundle, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
@@ -379,7 +380,7 @@ def client(endpoint: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem signed cert.pem (with key.pem) for the address 127.0.0.1."""
+    """ca.pem signed cert.pem (with key.pem) for the address 127.0.0.1 and the name recommender.shop."""
     folder = tmp_path_factory.mktemp("certificates")
     now = datetime.now(UTC)
     keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "cert")}
@@ -393,8 +394,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             .add_extension(x509.BasicConstraints(name == "ca", None), critical=True)
         )
         if name == "cert":
-            own = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([own]), critical=False)
+            own = x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("recommender.shop")
+            builder = builder.add_extension(x509.SubjectAlternativeName(own), critical=False)
         signed = builder.sign(keys["ca"], hashes.SHA256())
         (folder / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     key = keys["cert"].private_bytes(
@@ -402,6 +403,23 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "key.pem").write_bytes(key)
     return folder
+
+
+def experienced(
+    checkout: Checkout,
+    retrieval_s: float = 0.0,
+    ranking_s: float = 0.0,
+    reranking_s: float = 0.0,
+    features_s: float = 0.0,
+) -> Checkout:
+    """Train the budgets with these stage times, which never decay; the ranking's is for 200 candidates."""
+    budgets = checkout.service.budgets
+    for _ in range(FIRST):
+        budgets.features.learn(features_s, math.inf)
+        budgets.retrieval.learn(retrieval_s, math.inf)
+        budgets.ranking.learn(ranking_s, math.inf, 200)
+        budgets.reranking.learn(reranking_s, math.inf)
+    return checkout
 
 
 class Counting:
@@ -426,6 +444,10 @@ def ask_all(recommender: Recommender, rank: Rank, *requests: Request, limit_s: f
         return await asyncio.gather(*(checkout.answer(request, given) for request in requests))
 
     return asyncio.run(ask())
+
+
+def ids(response: Response) -> list[str]:
+    return [item.item_id for item in response.items]
 
 
 def shown(response: Response) -> list[tuple[str, float, str, str]]:

@@ -5,7 +5,6 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from components.release.signing import sign
-from serving.answer.recommender import open_bundle
+from serving.answer.recommender import Recommender, open_bundle
 from serving.checkout.checkout import Checkout, rank_here
 from serving.errors import BundleInvalid, FactsUnavailable, RulesUnread
 from serving.release.champion import Champion
@@ -42,14 +41,19 @@ class StubDoor:
         act()
 
 
-def swap_of(
-    wiring: Wiring,
-    checkout: Checkout,
-    home: Path,
-    tell: Callable[[dict[str, Any]], None] = lambda event: None,
-) -> Swap:
+def serve(
+    wiring: Wiring, bundle: Path, tell: Callable[[dict[str, Any]], None] = lambda event: None
+) -> tuple[Recommender, Checkout, Swap]:
+    """Answer from a bundle; the swap finds other bundles beside it."""
+    recommender = wiring.load(bundle, rest=lambda took_s: None)
+    checkout = wiring.checkout(recommender)
     with socket.socket() as http_socket:
-        return Swap(wiring, checkout, StubDoor(wiring.settings, http_socket), home, tell)
+        door = StubDoor(wiring.settings, http_socket)
+    return recommender, checkout, Swap(wiring, checkout, door, bundle.parent, tell)
+
+
+def pointer(recommender: Recommender, bundle: str) -> Champion:
+    return Champion(recommender.bundle.bundle_id, "1", "m", bundle, "", "")
 
 
 def test_plain_reasons_tell_no_counts(toy_bundle: Path, toy_store: str, tmp_path: Path) -> None:
@@ -140,9 +144,7 @@ def test_an_endpoint_does_not_start_while_its_rules_are_being_written(
 
 def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
     wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
-    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
-    checkout = wiring.checkout(recommender)
-    swap = swap_of(wiring, checkout, toy_bundle.parent)
+    recommender, checkout, swap = serve(wiring, toy_bundle)
     with pytest.raises(BundleInvalid, match="expected another: promote it again"):
         swap(Champion("another", "1", "m", toy_bundle.name, "", ""))
     assert checkout.recommender is recommender
@@ -152,18 +154,15 @@ def test_a_bundle_other_than_the_named_one_is_refused(toy_bundle: Path, tmp_path
 def test_an_endpoint_with_trusted_keys_takes_signed_bundles_alone(toy_bundle: Path, tmp_path: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
     older, newer = (shutil.copytree(toy_bundle, tmp_path / name) for name in ("older", "newer"))
-    settings = Settings(home=tmp_path, trusted_keys=public.parent)
-    wiring = replace(Wiring(settings, MemoryStore()), observers=())
+    wiring = Wiring(Settings(home=tmp_path, trusted_keys=public.parent), MemoryStore(), observers=())
     with pytest.raises(SignatureInvalid, match=r"bundle\.sig is missing"):
         wiring.load(newer, rest=lambda took_s: None)
     for day, bundle in enumerate((older, newer), 1):
         sign(bundle, key, at=datetime(2026, 11, day, tzinfo=UTC))
-    recommender = wiring.load(newer, rest=lambda took_s: None)
+    recommender, checkout, swap = serve(wiring, newer)
     recommender.facts.close()
-    checkout = wiring.checkout(recommender)
-    swap = swap_of(wiring, checkout, tmp_path)
     with pytest.raises(SignatureInvalid, match="2026-11-01T00:00:00Z, before"):
-        swap(Champion(recommender.bundle.bundle_id, "1", "m", "older", "", ""))
+        swap(pointer(recommender, "older"))
     assert checkout.recommender is recommender
 
 
@@ -172,24 +171,19 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
 ) -> None:
     settings = Settings(home=tmp_path)
     settings.rules_path.write_text("ban:\n  - {name: recall, items: ['1000000']}\n")
-    wiring = replace(Wiring(settings, MemoryStore()), observers=())
-    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
-    checkout = wiring.checkout(recommender)
+    recommender, checkout, swap = serve(Wiring(settings, MemoryStore(), observers=()), toy_bundle)
     settings.rules_path.write_text("ban: [")
-    swap = swap_of(wiring, checkout, toy_bundle.parent)
     with pytest.raises(FactsUnavailable, match="rules file could not be read again"):
-        swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
+        swap(pointer(recommender, toy_bundle.name))
     assert checkout.recommender is recommender
     recommender.facts.close()
 
 
 def test_a_swap_is_reported_after_it_takes_effect(toy_bundle: Path, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    wiring = replace(Wiring(Settings(home=tmp_path), MemoryStore()), observers=())
-    recommender = wiring.load(toy_bundle, rest=lambda took_s: None)
-    checkout = wiring.checkout(recommender)
-    swap = swap_of(wiring, checkout, toy_bundle.parent, events.append)
-    follow_up = swap(Champion(recommender.bundle.bundle_id, "1", "m", toy_bundle.name, "", ""))
+    wiring = Wiring(Settings(home=tmp_path), MemoryStore(), observers=())
+    recommender, checkout, swap = serve(wiring, toy_bundle, events.append)
+    follow_up = swap(pointer(recommender, toy_bundle.name))
     assert checkout.recommender is not recommender
     assert not events
     follow_up()

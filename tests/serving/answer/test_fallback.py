@@ -2,20 +2,10 @@
 
 from dataclasses import replace
 
-from serving.answer.fallback import best_sellers
 from serving.answer.recommender import Recommender
 from serving.schemas import Request
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
-
-
-def test_best_sellers_are_those_of_a_known_store(recommender: Recommender) -> None:
-    bundle, facts = recommender.bundle, recommender.facts
-    chain = best_sellers(bundle, facts, REQUEST)
-    assert [item.item_id for item in chain] == ["1000000", "1000001", "1000002", "1000003"]
-    assert {(item.source, item.reason) for item in chain} == {("popular", "popular now")}
-    local = best_sellers(bundle, facts, replace(REQUEST, store_id="store-1"))
-    assert {(item.source, item.reason) for item in local} == {("store", "popular in this store")}
 
 
 def test_best_sellers_of_the_chain_follow_those_of_the_store(recommender: Recommender) -> None:

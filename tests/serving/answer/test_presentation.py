@@ -1,35 +1,17 @@
 """A ranked list -> the items of the answer: their reasons, and the terms that hold now."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from serving.answer.presentation import POPULAR, explained, present, terms
+from serving.answer.presentation import POPULAR, explained, terms
 from serving.answer.recommender import Recommender
 from serving.schemas import REASON_CODES, Recommendation, Request, Response
 from serving.shop.rules import Plan
 from serving.stages.retrieval import SOURCES
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
-
-
-def test_each_item_has_the_reason_of_its_source(recommender: Recommender) -> None:
-    prepared = recommender.prepare(REQUEST)
-    scores = np.linspace(0.1, 0.9, len(prepared.dense)).astype(np.float32)
-    ranked = recommender.best(prepared, scores, 100)
-    request = replace(REQUEST, k=100)
-    items, (codes, _) = present(recommender.bundle, recommender.facts, request, prepared.known.plan, ranked)
-    assert recommender.bundle.statistics.item_ids[codes].tolist() == [item.item_id for item in items]
-    assert len({item.source for item in items}) > 1
-    for item in items:
-        if item.source == "history":
-            assert re.fullmatch(r"bought \d+ times? before, last (1 day|(?!1 )\d+ days) ago", item.reason)
-        elif item.source == "together":
-            assert item.reason == "often bought together with 1000005"
-        else:
-            assert item.reason == POPULAR[item.source]
 
 
 def test_a_row_that_was_cut_off_counts_at_least(

@@ -1,7 +1,6 @@
 """The whole path without a server: answers, their log, and the golden requests."""
 
 import base64
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +14,16 @@ from feature_repo.facts import Fact
 from feature_repo.kernels.pairs import find
 from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, answer_golden, open_recommender
-from serving.errors import BundleInvalid, FeaturesUnavailable
+from serving.errors import BundleInvalid
 from serving.prediction_log import PredictionLog
 from serving.release.bundle import Bundle
 from serving.release.golden import GoldenRequest
 from serving.schemas import Request
 from serving.shop.fact_store import SqliteFactStore
-from serving.stores.online_features import MemoryStore, UserRow
+from serving.stores.online_features import MemoryStore
 from tests.serving.conftest import CUT
 
 AT = CUT.timestamp()
-
-
-class BrokenStore(MemoryStore):
-    """A store that never answers."""
-
-    def read(self, user_id: str, deadline: float = math.inf) -> UserRow | None:
-        raise FeaturesUnavailable("the store is down")
 
 
 def ask(*basket: str, user: str | None = "u1", k: int = 10) -> Request:
@@ -73,15 +65,6 @@ def test_the_first_recorded_answer_compiles_nothing(
     log.close()
     assert at_start
     assert set(types) == at_start
-
-
-def test_a_broken_store_loses_the_history_not_the_answer(toy_opened: Bundle) -> None:
-    recommender = Recommender(toy_opened, BrokenStore())
-    response = recommender.recommend(ask("1000002", "1000004"))
-    assert (response.degraded, response.degraded_reason) == (True, "features_unavailable")
-    stranger = recommender.recommend(ask("1000002", "1000004", user=None))
-    assert not stranger.degraded
-    assert [item.item_id for item in response.items] == [item.item_id for item in stranger.items]
 
 
 def test_a_golden_request_is_answered_with_its_history(

@@ -1,9 +1,7 @@
 """Canary strings: no log line, metric, span or refusal holds a secret or a shopper, for any request."""
 
-import http.server
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import httpx
 import pytest
 
 from serving.settings import Settings
+from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
 from tests.serving.conftest import tensors
 
@@ -37,21 +36,8 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
     """The bytes that OpenTelemetry sends."""
     got: list[bytes] = []
 
-    class Collects(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collects) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
-        server.shutdown()
-        thread.join()
+    with http_answers(lambda path: (200, b""), got) as url:
+        yield f"{url}/v1/traces", got
 
 
 @pytest.fixture(scope="module")

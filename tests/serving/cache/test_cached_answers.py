@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from feature_repo.schema import DENSE_NAMES
 from serving.answer.recommender import Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
-from serving.checkout.budgets import FIRST
 from serving.checkout.checkout import Checkout
 from serving.errors import DeadlineExceeded, RankerUnavailable, RankingFailed, ScoresInvalid
 from serving.prediction_log import PredictionLog, feature_rows, read_log
@@ -31,7 +29,17 @@ from serving.stages.retrieval import Quotas
 from serving.stores.online_features import MemoryStore, UserRow, open_store
 from tests.chaos.procs import eventually
 from tests.conftest import make_row
-from tests.serving.conftest import Counting, Running, ask_all, call, find_in, metric, shown, tensors
+from tests.serving.conftest import (
+    Counting,
+    Running,
+    ask_all,
+    call,
+    experienced,
+    find_in,
+    metric,
+    shown,
+    tensors,
+)
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0
@@ -431,9 +439,7 @@ def test_a_request_past_its_deadline_takes_a_cached_list(cached: Recommender) ->
 
 async def test_a_request_that_ranks_fewer_candidates_stores_no_list(cached: Recommender) -> None:
     rank = Counting()
-    checkout = Checkout(cached, 1e9, rank)
-    for _ in range(FIRST):
-        checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
+    checkout = experienced(Checkout(cached, 1e9, rank), ranking_s=400.0)
     hurried, patient = call(200), call(2_000)
     first = await checkout.answer(NOBODY, hurried)
     assert len(cached.answers or ()) == 0
@@ -453,8 +459,7 @@ def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
 
     async def ask() -> list[Response]:
         checkout = Checkout(cached, 170e3, user_limit_per_s=1 / 330)  # two answers at once would be too many
-        for _ in range(FIRST):
-            checkout.service.budgets.ranking.learn(160.0, math.inf, 500)
+        experienced(checkout, ranking_s=64.0)
         return [await checkout.answer(KNOWN, call(170)) for _ in range(2)]
 
     first, second = asyncio.run(ask())
@@ -464,17 +469,13 @@ def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
 
 @pytest.mark.parametrize("k", [4, 16], ids=["with a key", "without a key"])
 async def test_the_time_of_a_row_that_is_read_is_not_needed_again(cached: Recommender, k: int) -> None:
-    checkout = Checkout(cached, 1e9)
-    for _ in range(FIRST):
-        checkout.service.budgets.features.learn(1_000.0, math.inf)
+    checkout = experienced(Checkout(cached, 1e9), features_s=1_000.0)
     assert (await checkout.answer(replace(KNOWN, k=k), call(900))).rung == "full"
 
 
 async def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:
     rank = Counting(wait_s=0.2)
-    checkout = Checkout(cached, 1e9, rank)
-    for _ in range(FIRST):
-        checkout.service.budgets.ranking.learn(1_000.0, math.inf, 500)
+    checkout = experienced(Checkout(cached, 1e9, rank), ranking_s=400.0)
     calls = [call(2_000), *[call(200)] * 20]
     answers = await asyncio.gather(*(checkout.answer(NOBODY, call) for call in calls))
     assert {answer.rung for answer in answers} == {"full"}

@@ -29,6 +29,7 @@ from serving.checkout.checkout import Checkout
 from serving.errors import UserOverLimit
 from serving.schemas import Call, Request
 from tests.serving.checkout.virtual_time import VirtualLoop
+from tests.serving.conftest import call
 
 # ----------------------------------------------------------- by time; each request has 100 seconds
 
@@ -111,26 +112,21 @@ def test_separate_refusals_count_as_bursts() -> None:
     assert admission.admits(waited(100 * PATIENT - 1, 1_100), 1_100)
 
 
-def test_started_requests_count_as_ahead_in_the_queue() -> None:
+@pytest.mark.parametrize(
+    ("together", "each_s"), [(1, 2), (2, 1)], ids=["alone", "joined: the second costs nothing more"]
+)
+def test_started_requests_count_as_ahead_with_their_share_of_a_service_time(
+    together: int, each_s: float
+) -> None:
     admission = Admission(100.0)
-    for second in range(0, 4_000, 4):
-        admission.served(second, second + 2)  # each takes two seconds and is followed by two idle ones
+    for second in range(0, 4_000, 4):  # each takes two seconds and is followed by two idle ones
+        for _ in range(together):
+            admission.served(second, second + 2)
     now = 5_000
     with computing(admission, 10):
-        assert admission.admits(waited(100 * PATIENT - 21, now), now)
-        assert not admission.admits(waited(100 * PATIENT - 19, now), now)
+        assert admission.admits(waited(100 * PATIENT - 10 * each_s - 1, now), now)
+        assert not admission.admits(waited(100 * PATIENT - 10 * each_s + 1, now), now)
     assert admission.admits(waited(100 * PATIENT - 1, now + 1), now + 1)
-
-
-def test_concurrent_answers_share_their_service_time() -> None:
-    admission = Admission(100.0)
-    for second in range(0, 4_000, 4):
-        admission.served(second, second + 2)
-        admission.served(second, second + 2)  # joined: the second of them cost nothing more
-    now = 5_000
-    with computing(admission, 10):
-        assert admission.admits(waited(100 * PATIENT - 11, now), now)
-        assert not admission.admits(waited(100 * PATIENT - 9, now), now)
 
 
 # -------------------------------------- by turn of the event loop; steps take virtual milliseconds
@@ -324,10 +320,6 @@ def test_many_shoppers_above_the_limit_are_scanned_rarely() -> None:
     assert len(limits._paid_at) <= 2 * MOST_SHOPPERS + 2
 
 
-def call_of(priority: str = "checkout") -> Call:
-    return Call(0.0, 1e9, "given", priority=priority)
-
-
 async def test_only_the_shopper_above_the_limit_loses_computed_answers(recommender: Recommender) -> None:
     checkout = Checkout(
         recommender, 1e12, user_limit_per_s=0.01 / BURST_S
@@ -335,12 +327,12 @@ async def test_only_the_shopper_above_the_limit_loses_computed_answers(recommend
     reasons: dict[str, Counter[str | None]] = {"greedy": Counter(), "other": Counter()}
     for number in range(5):
         for user in ("greedy", f"other-{number}"):
-            answer = await checkout.answer(replace(REQUEST, user_id=user), call_of())
+            answer = await checkout.answer(replace(REQUEST, user_id=user), call())
             assert answer.items
             assert answer.degraded == (answer.degraded_reason is not None)
             reasons[user.partition("-")[0]][answer.degraded_reason] += 1
     with pytest.raises(UserOverLimit):
-        await checkout.answer(REQUEST, call_of("prefetch"))
-    await checkout.answer(replace(REQUEST, user_id=None), call_of("prefetch"))
+        await checkout.answer(REQUEST, call(priority="prefetch"))
+    await checkout.answer(replace(REQUEST, user_id=None), call(priority="prefetch"))
     assert reasons["greedy"] == {None: 1, "user_over_limit": 4}
     assert reasons["other"] == {None: 5}

@@ -23,7 +23,7 @@ from serving.prediction_log import PredictionLog, read_log
 from serving.schemas import Request, Response
 from serving.stages.retrieval import thin
 from serving.stores.online_features import MemoryStore, UserRow, open_store
-from tests.serving.conftest import call, find_in, metric
+from tests.serving.conftest import call, experienced, find_in, metric
 
 REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
@@ -305,7 +305,7 @@ def test_an_error_in_a_fallback_or_the_cache_logs_no_shopper_data(
 
 
 @pytest.mark.parametrize("reason", ["features_unavailable", "features_invalid"])
-def test_an_unusable_row_logs_no_shopper_data(
+def test_an_unusable_row_costs_its_history_and_logs_no_shopper_data(
     recommender: Recommender, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
     class Broken(MemoryStore):
@@ -314,25 +314,14 @@ def test_an_unusable_row_logs_no_shopper_data(
                 raise FeaturesUnavailable("the store is away")
             return UserRow(f"{CANARY}\xff".encode("latin-1") * 9, REQUEST.at)
 
-    answer = answer_without_leak(caplog, Checkout(Recommender(recommender.bundle, Broken()), 1e6))
-    assert answer.degraded_reason == reason
+    broken, stranger = (Recommender(recommender.bundle, store) for store in (Broken(), MemoryStore()))
+    answer = answer_without_leak(caplog, Checkout(broken, 1e6))
+    assert answer.degraded_reason == broken.recommend(SECRET).degraded_reason == reason
+    assert answer.items == broken.recommend(SECRET).items == stranger.recommend(SECRET).items
     assert "answering without the user's history" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------- the ladder
-
-
-def experienced(
-    checkout: Checkout, retrieval_s: float = 0.0, ranking_s: float = 0.0, reranking_s: float = 0.0
-) -> Checkout:
-    """Train the budgets with these stage times; the ranking's is for 200 candidates."""
-    budgets = checkout.service.budgets
-    for _ in range(FIRST):
-        budgets.features.learn(0.0, math.inf)  # it never decays
-        budgets.retrieval.learn(retrieval_s, math.inf)
-        budgets.ranking.learn(ranking_s, math.inf, 200)
-        budgets.reranking.learn(reranking_s, math.inf)
-    return checkout
 
 
 def test_with_time_for_some_candidates_only_these_are_ranked(recommender: Recommender) -> None:

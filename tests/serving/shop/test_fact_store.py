@@ -78,16 +78,16 @@ def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> Non
     assert store.write(for_one[:1]) == 1  # the store looks as if the fact had never existed
 
 
-def put(store: FactStore, folder: Path, entries: Mapping[str, bytes]) -> None:
-    """Put entries into a store as they are, whether they are facts or not."""
+def put(store: FactStore, folder: Path, entries: Mapping[str, bytes], first: float = 1) -> None:
+    """Put entries into a store as they are, whether they are facts or not, with numbers from `first` on."""
+    numbered = [(key, ranked, first + at) for at, (key, ranked) in enumerate(entries.items())]
     if isinstance(store, RedisFactStore):
-        for number, (key, ranked) in enumerate(entries.items(), 1):
+        for key, ranked, number in numbered:
             store._ask("HSET", "{checkout:facts}:ranked", key, ranked)
-            store._ask("ZADD", "{checkout:facts}:sequence", number, key)
+            store._ask("ZADD", "{checkout:facts}:sequence", str(number), key)
         return
     with closing(sqlite3.connect(folder / "new" / "facts.db")) as file, file:
-        rows = [(key, ranked, number) for number, (key, ranked) in enumerate(entries.items(), 1)]
-        file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", rows)
+        file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", numbered)
 
 
 def test_an_entry_that_is_no_fact_does_not_hide_the_facts_of_a_user(store: FactStore, tmp_path: Path) -> None:
@@ -128,11 +128,7 @@ def test_only_changed_facts_are_read_again(store: FactStore) -> None:
 def test_a_change_whose_number_is_not_finite_is_refused(store: FactStore, tmp_path: Path) -> None:
     store.write([price("a")])
     found, sequence = all_of(store)
-    if isinstance(store, RedisFactStore):
-        store._ask("ZADD", "{checkout:facts}:sequence", "inf", "b")
-    else:
-        with closing(sqlite3.connect(tmp_path / "new" / "facts.db")) as file, file:
-            file.execute("INSERT INTO facts VALUES ('b', x'00', 9e999)")
+    put(store, tmp_path, {"b": b"\0"}, math.inf)
     for after in (0, sequence):
         with pytest.raises(
             FactsUnavailable, match=r"change with the number \S*inf\S*, .* send all facts again"

@@ -3,21 +3,21 @@
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feature_repo.facts import Fact
 from serving.answer.recommender import Recommender, open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.release.bundle import load_bundle
-from serving.schemas import Request, Response
+from serving.schemas import Request
 from serving.shop.fact_store import SqliteFactStore
 from serving.shop.facts import LiveFacts
 from serving.shop.rules import Catalogue, Plan, Rules, RulesFile
@@ -25,7 +25,7 @@ from serving.shop.rules_file import parse_rules
 from serving.stages.reranking import ANY, NEW, REPEAT
 from serving.stores.online_features import open_store
 from tests.chaos.procs import eventually
-from tests.serving.conftest import Counting, ask_all, build_statistics, shown
+from tests.serving.conftest import Counting, ask_all, build_statistics, ids, shown
 from tests.serving.shop.stock import set_stock
 
 AT = 1_512_498_600.0  # 2017-12-05T18:30Z
@@ -233,21 +233,6 @@ LOUD = Request((item(5),), AT, "u1", "store-1", 10, "r1")  # a shopper who has b
 QUIET = Request((item(5),), AT, None, "store-1", 10, "r2")
 
 
-@pytest.fixture(scope="module")
-def recommender(toy_bundle: Path, toy_store: str) -> Recommender:
-    return open_recommender(toy_bundle, open_store(toy_store))
-
-
-@pytest.fixture(autouse=True)
-def _no_rules(recommender: Recommender) -> Iterator[None]:
-    yield
-    recommender.facts.rules = Rules()
-
-
-def ids(response: Response) -> list[str]:
-    return [one.item_id for one in response.items]
-
-
 def follow(recommender: Recommender, text: str) -> None:
     recommender.facts.rules = bind(text)[0]
 
@@ -277,18 +262,14 @@ def test_a_pin_is_in_its_slot_on_every_rung_with_its_reason(
 def test_a_pinned_item_that_is_excluded_is_not_shown(recommender: Recommender, why: str) -> None:
     """`premium` shows only the most expensive fifth: item 0 is outside it."""
     cheap = int(np.argmin(STATISTICS.price))
-    text = f"pin:\n  - {{name: Christmas, item: {item(cheap)}, slot: 1}}\n"
+    follow(recommender, f"pin:\n  - {{name: Christmas, item: {item(cheap)}, slot: 1}}\n")
     asked = replace(LOUD, profile="premium") if why == "premium" else LOUD
-    follow(recommender, text)
     if why == "sold out":
         set_stock(recommender, [cheap])
-    try:
-        for answer in (recommender.recommend(asked), recommender.fallback(asked, "test")):
-            assert item(cheap) not in ids(answer)
-            assert len(answer.items) >= 5
-            assert not [one for one in answer.items if "pinned" in one.reason]
-    finally:
-        set_stock(recommender, [cheap], None)
+    for answer in (recommender.recommend(asked), recommender.fallback(asked, "test")):
+        assert item(cheap) not in ids(answer)
+        assert len(answer.items) >= 5
+        assert not [one for one in answer.items if "pinned" in one.reason]
 
 
 def test_a_boost_lifts_a_low_item_and_gives_its_reason(recommender: Recommender) -> None:
@@ -421,7 +402,7 @@ def test_a_cached_list_follows_the_current_rules(toy_bundle: Path, toy_store: st
 codes = st.integers(0, 239)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     basket=st.lists(codes, max_size=6, unique=True),
     banned=st.lists(codes, max_size=60, unique=True),

@@ -1,6 +1,5 @@
 """One place of a list is drawn: as often as its propensity says, once for a request, never cached."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,11 @@ from serving.answer.recommender import open_recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout
 from serving.prediction_log import PredictionLog, Trial, read_log
-from serving.schemas import Call, Request, Response
+from serving.schemas import Request, Response
 from serving.stages.exploration import FIRST, explore
 from serving.stages.reranking import ANY, CHOSEN, NEW, PINNED, POOL, REPEAT, RESERVED, Ranked
 from serving.stores.online_features import open_store
+from tests.serving.conftest import call, ids
 
 K, REQUESTS = 10, 50_000
 Draws = tuple[np.ndarray, list[Trial]]
@@ -110,10 +110,6 @@ def questions(count: int) -> list[Request]:
     return [Request(("1000005",), AT, None, "store-1", K, f"r{number}") for number in range(count)]
 
 
-def ids(response: Response) -> list[str]:
-    return [item.item_id for item in response.items]
-
-
 @pytest.mark.parametrize("answers", [None, AnswerCache()], ids=["computed", "cached"])
 async def test_explored_answers_repeat_are_logged_and_never_cached(
     toy_bundle: Path, tmp_path: Path, answers: AnswerCache | None
@@ -124,8 +120,8 @@ async def test_explored_answers_repeat_are_logged_and_never_cached(
     recommender.explores = 0.5
 
     async def ask(requests: list[Request]) -> list[Response]:
-        checkout, now = Checkout(recommender, 1e6), time.perf_counter()
-        return [await checkout.answer(request, Call(now, now + 1e6, "given")) for request in requests]
+        checkout, given = Checkout(recommender, 1e6), call()
+        return [await checkout.answer(request, given) for request in requests]
 
     asked = questions(60)
     first, again = await ask(asked), await ask(asked)

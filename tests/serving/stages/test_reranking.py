@@ -197,12 +197,6 @@ def test_items_new_to_the_shopper_gain_and_a_stranger_s_do_not() -> None:
     assert weigh(statistics, codes, scores, weights, 1.0, np.array([0, 3])).tolist() == [1.0, 1.0]
 
 
-def test_zero_weights_are_omitted() -> None:
-    statistics, _ = build_statistics()
-    assert exposure_weights(statistics, 0.0) is None
-    assert item_rarity(statistics, 0.0) is None
-
-
 def test_rare_and_new_items_are_worth_more() -> None:
     statistics, _ = build_statistics(6)
     table = replace(

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from feature_repo.schema import LIMIT, model_inputs
 from feature_repo.statistics import Statistics
 from serving.answer.recommender import Recommender
 from serving.checkout.checkout import Checkout
-from serving.release.bundle import Bundle, load_bundle
+from serving.release.bundle import Bundle
 from serving.schemas import Request, Response
 from serving.stores.online_features import MemoryStore, UserRow
 from tests.serving.conftest import call, metric
@@ -25,11 +24,6 @@ from tests.serving.conftest import call, metric
 AT = 1_512_498_600.0
 ASKED = Request(("1000031",), AT, "u1", None, 10, "r")
 BAD_NUMBERS = [np.nan, np.inf, -np.inf]
-
-
-@pytest.fixture(scope="module")
-def bundle(toy_bundle: Path) -> Bundle:
-    return load_bundle(toy_bundle)
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +72,12 @@ def check(response: Response) -> None:
     assert len({item.item_id for item in response.items}) == 10
 
 
-def test_an_invalid_row_is_ignored_and_counted(bundle: Bundle, good: UserEvents) -> None:
+def test_an_invalid_row_is_ignored_and_counted(toy_opened: Bundle, good: UserEvents) -> None:
     def counted() -> float:
         return metric("reco_responses_total", rung="full", degraded_reason="features_invalid")
 
-    stranger, store = answer_of(bundle, None), MemoryStore()
-    checkout = Checkout(Recommender(bundle, store), 60_000.0)
+    stranger, store = answer_of(toy_opened, None), MemoryStore()
+    checkout = Checkout(Recommender(toy_opened, store), 60_000.0)
     for value in BAD_NUMBERS:
         store.write("u1", UserRow(spoilt(good, "paid", 0, value), AT))
         before = counted()
@@ -99,13 +93,13 @@ def test_an_invalid_row_is_ignored_and_counted(bundle: Bundle, good: UserEvents)
     length=st.integers(0, 2**16),
 )
 def test_a_row_of_any_bytes_gives_a_sound_answer(
-    bundle: Bundle, good: UserEvents, changes: list[tuple[int, int]], length: int
+    toy_opened: Bundle, good: UserEvents, changes: list[tuple[int, int]], length: int
 ) -> None:
     row = bytearray(pack(good))
     for place, value in changes:
         row[place % len(row)] = value
-    check(answer_of(bundle, bytes(row[: length % (len(row) + 1)])))
-    check(answer_of(bundle, bytes(row)))
+    check(answer_of(toy_opened, bytes(row[: length % (len(row) + 1)])))
+    check(answer_of(toy_opened, bytes(row)))
 
 
 @settings(max_examples=100)
@@ -117,16 +111,16 @@ def test_a_row_of_any_bytes_gives_a_sound_answer(
     )
 )
 def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
-    bundle: Bundle, numbers: list[float]
+    toy_opened: Bundle, numbers: list[float]
 ) -> None:
     """Prices, counts and ages: NaN becomes 0, and values that are too large are clipped."""
     with np.errstate(all="ignore"):
-        broken = np.resize(np.array(numbers).astype(np.float32), len(bundle.statistics.item_ids))
+        broken = np.resize(np.array(numbers).astype(np.float32), len(toy_opened.statistics.item_ids))
     names = ["price", "discount_ratio", "purchases_4w", "purchases_13w", "repeat_ratio"]
     names += ["interval_days", "age_days"]
-    fields = {name: getattr(bundle.statistics, name) for name in Statistics.__dataclass_fields__}
+    fields = {name: getattr(toy_opened.statistics, name) for name in Statistics.__dataclass_fields__}
     statistics = Statistics(**fields | dict.fromkeys(names, broken))
-    worse = replace(bundle, statistics=statistics)
+    worse = replace(toy_opened, statistics=statistics)
     with np.errstate(all="ignore"):  # the strict numerics of the tests; the endpoint has numpy's own
         recommender = Recommender(worse, MemoryStore())
         asked = recommender.ask(Request(("1000031",), AT, None, "store-1", 10, "r"))
@@ -136,7 +130,7 @@ def test_absurd_numbers_in_the_item_table_are_clipped_before_the_model(
         check(recommender.recommend(asked.request))
 
 
-def test_a_row_of_absurd_amounts_gives_a_sound_answer(bundle: Bundle, good: UserEvents) -> None:
+def test_a_row_of_absurd_amounts_gives_a_sound_answer(toy_opened: Bundle, good: UserEvents) -> None:
     absurd = replace(good, paid=np.full(len(good), 3e38, np.float32))
     with np.errstate(all="ignore"):  # the strict numerics of the tests; the endpoint has numpy's own
-        check(answer_of(bundle, pack(absurd)))
+        check(answer_of(toy_opened, pack(absurd)))
