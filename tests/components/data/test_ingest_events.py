@@ -93,14 +93,13 @@ def test_a_column_of_dates_is_one_of_midnights(tmp_path: Path) -> None:
     assert at.tolist() == [pd.Timestamp(day, tz="UTC") for day in days]
 
 
-def test_words_that_mean_nothing_elsewhere_are_ids(source: Path, tmp_path: Path) -> None:
-    (source / "events.csv").write_text(CSV.replace("1041453", "NA").replace("995242", "null"))
-    assert ingested(source, tmp_path / "d").events["item_id"].tolist() == ["NA", "null", "NA"]
-
-
-def test_a_byte_order_mark_and_quotes_are_read(source: Path, tmp_path: Path) -> None:
-    (source / "events.csv").write_text(CSV.replace("1041453", '"milk, 1 l"'), encoding="utf-8-sig")
-    assert ingested(source, tmp_path / "d").events["item_id"].tolist() == ["995242", "milk, 1 l", "milk, 1 l"]
+def test_ids_are_read_as_they_stand(source: Path, tmp_path: Path) -> None:
+    """Behind a byte order mark, in quotes, and as words that mean nothing elsewhere."""
+    text = CSV.replace("1041453", '"milk, 1 l"').replace("995242", "null").replace("1228", "NA")
+    (source / "events.csv").write_text(text, encoding="utf-8-sig")
+    events = ingested(source, tmp_path / "d").events
+    assert events["user_id"].tolist() == ["NA", "NA", "0900"]
+    assert events["item_id"].tolist() == ["milk, 1 l", "null", "milk, 1 l"]
 
 
 def test_items_and_time_zone_beside_the_events(
