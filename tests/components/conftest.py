@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from components.data.examples import RankerExamples, write_arrays, write_manifest
@@ -22,6 +23,21 @@ from serving.stages.retrieval import Quotas
 
 SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purchase
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
+
+
+def whole_events(lines: pd.DataFrame, **given: Any) -> pd.DataFrame:
+    """Fill lines up to events; `given` are columns of all of them, and the rest is a purchase for 1.00."""
+    usual = {
+        "event_id": [f"e{number}" for number in range(len(lines))],
+        "event_type": "purchase",
+        "user_id": "u",
+        "quantity": 1,
+        "price": 1.0,
+        "discount": 0.0,
+        "store_id": "",
+    }
+    missing = {name: value for name, value in usual.items() if name not in lines}
+    return lines.assign(**missing | given)
 
 
 @pytest.fixture

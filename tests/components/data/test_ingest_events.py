@@ -16,6 +16,7 @@ from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, read_datas
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, streamed_name, write_segment
 from feature_repo.stream.erasure import forget, microseconds
 from feature_repo.toy_shop import toy_dataset
+from tests.components.conftest import whole_events
 
 CSV = """user_id,basket_id,item_id,at,quantity,price
 1228,b1,1041453,2024-01-01T10:00:00Z,1,1.43
@@ -189,9 +190,7 @@ def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path
     ]
     events = pd.DataFrame(lines, columns=["event_id", "basket_id", "item_id", "at"])
     events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="D")
-    events = events.assign(
-        event_type="purchase", user_id="ann", store_id="", quantity=1, price=2.0, discount=0.0
-    )
+    events = whole_events(events, price=2.0)
     archive = tmp_path / "offline_store" / EVENTS
     streamed = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     streamed = streamed.append_column("version", pa.array(range(4), pa.int64()))
