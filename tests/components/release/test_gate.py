@@ -98,6 +98,8 @@ def test_the_error_names_metric_got_and_need() -> None:
         "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, which reaches 0.1300 "
         "on the same baskets; bundle not promoted (2 more checks failed)"
     )
+    with pytest.raises(GateFailed, match=r"^ndcg_at_10 beside evaluation\.json is 0\.0200, allowed 0\.0130"):
+        enforce(compare(measured(stated={"ndcg_at_10": 0.18})))
 
 
 def test_the_error_has_as_many_places_as_the_two_differ_in() -> None:
