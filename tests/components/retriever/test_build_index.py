@@ -48,7 +48,7 @@ def test_the_queries_are_those_of_the_exported_tower(toy_line: Path) -> None:
         "basket": rows.basket[:, :BASKET_LENGTH].astype(np.int64),
     }
     expected = query_vectors(model, toy_line / "examples", every)
-    for rows in (1, 7, len(expected)):
-        some = {name: array[:rows] for name, array in inputs.items()}
-        np.testing.assert_allclose(session.run(["vector"], some)[0], expected[:rows], atol=1e-5)
+    for count in (1, 7, len(expected)):
+        some = {name: array[:count] for name, array in inputs.items()}
+        np.testing.assert_allclose(session.run(["vector"], some)[0], expected[:count], atol=1e-5)
     assert item_vectors(model).shape == (80, expected.shape[1])
