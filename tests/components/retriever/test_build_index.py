@@ -42,7 +42,7 @@ def test_the_queries_are_those_of_the_exported_tower(toy_line: Path) -> None:
     model, rows = load_retriever(toy_line / "retriever"), read_retriever_examples(toy_line / "examples")
     every = IndexParams(queries=len(rows.basket))
     session = ort.InferenceSession(str(toy_line / "graphs" / "query_tower.onnx"))
-    inputs = {
+    inputs: dict[str, np.ndarray] = {
         "history": rows.history.astype(np.int64),
         "history_weight": rows.history_weight.astype(np.float32),
         "basket": rows.basket[:, :BASKET_LENGTH].astype(np.int64),
