@@ -3,24 +3,41 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from components.data.examples import RankerExamples, write_arrays, write_manifest
 from components.ranker.certificate import certify
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
 from components.release.registry import Registry
-from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, FRESH, HISTORY_LENGTH
-from feature_repo.statistics import ARRAYS, Statistics, write_statistics
+from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
+from feature_repo.statistics import write_statistics
 from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
 from serving.stages.retrieval import Quotas
 
 SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purchase
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
+
+
+def whole_events(lines: pd.DataFrame, **given: Any) -> pd.DataFrame:
+    """Fill lines up to events; `given` are columns of all of them, and the rest is a purchase for 1.00."""
+    usual = {
+        "event_id": [f"e{number}" for number in range(len(lines))],
+        "event_type": "purchase",
+        "user_id": "u",
+        "quantity": 1,
+        "price": 1.0,
+        "discount": 0.0,
+        "store_id": "",
+    }
+    missing = {name: value for name, value in usual.items() if name not in lines}
+    return lines.assign(**missing | given)
 
 
 @pytest.fixture
@@ -154,6 +171,8 @@ def planted_lists(lists: int, length: int, seed: int, always: bool = False) -> R
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The planted shop on disk: examples/ as `build_examples` writes them, statistics/ of its catalogue."""
+    from tests.serving.conftest import build_statistics  # not above: programs of tests import this module
+
     root = tmp_path_factory.mktemp("shop")
     write_arrays(root / "examples" / "ranker_train", planted_lists(500, 20, seed=1, always=True))
     write_arrays(root / "examples" / "ranker_calibration", planted_lists(300, 30, seed=2))
@@ -165,25 +184,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = (weights / np.maximum(weights.sum(1, keepdims=True), 1e-9)).astype(np.float32)
     np.save(root / "examples" / "graph_weights.npy", weights)
     write_manifest(root / "examples", cut="2024-06-01", params={"windows": 1})
-    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in ARRAYS}
-    numbers |= {
-        "item_ids": np.array([f"i{code:02d}" for code in range(ITEMS)]),
-        "categorical": np.ones((ITEMS, 3), np.int32),
-        "neighbours": np.full((ITEMS, 1), -1, np.int32),
-        "together_count": np.zeros((ITEMS, 1), np.float32),
-        "type_lift": np.zeros((2, 2), np.float16),
-        "popular": np.arange(ITEMS, dtype=np.int32),
-        "store_ids": np.array(["s"]),
-        "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
-        "total_baskets": np.float64(0),
-        "fresh": np.zeros((ITEMS, len(FRESH)), np.float32),
-        "manufacturer": np.zeros(ITEMS, np.int32),
-    }
     vocabulary = {
         level: ["", *(f"{level}{i}" for i in range(size))]
         for level, size in (("type", TYPES), ("category", CATEGORIES), ("department", DEPARTMENTS))
     }
-    write_statistics(root / "statistics", Statistics(**numbers), vocabulary)
+    statistics = replace(build_statistics(ITEMS)[0], categorical=np.ones((ITEMS, 3), np.int32))
+    write_statistics(root / "statistics", statistics, vocabulary)
     return root
 
 

@@ -1,9 +1,9 @@
 """A shop of forty categories whose windows can be shifted on purpose, as frames, data sets and bundles."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import Dataset, write_dataset
-from feature_repo.schema import FRESH
-from feature_repo.statistics import ARRAYS, Statistics, write_statistics
+from feature_repo.statistics import write_statistics
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.manifest import read_manifest
 from serving.schemas import Recommendation, Request, Response
 from serving.stages.retrieval import Quotas
+from tests.serving.conftest import build_statistics
 
 CATEGORIES, ITEMS, STORES = 40, 400, 8
 MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
@@ -149,23 +149,14 @@ def bundle(tmp_path: Path, records: Records) -> Path:
     """A bundle with the references for drift, but without a model."""
     path = tmp_path / "bundle"
     path.mkdir()
-    numbers: dict[str, Any] = {name: np.zeros(ITEMS, np.float32) for name in ARRAYS}
-    numbers["item_ids"] = np.array([f"i{n}" for n in range(ITEMS)])
     category = np.arange(ITEMS) % CATEGORIES + 1
-    numbers["categorical"] = np.stack([category * 0, category, category % 3], axis=1).astype(np.int32)
-    numbers["type_lift"] = np.zeros((1, 1), np.float16)
-    numbers |= {
-        "neighbours": np.full((ITEMS, 1), -1, np.int32),
-        "together_count": np.zeros((ITEMS, 1), np.float32),
-        "popular": np.arange(ITEMS, dtype=np.int32),
-        "store_ids": np.array(["s"]),
-        "store_popular": np.arange(ITEMS, dtype=np.int32)[None],
-        "total_baskets": np.float64(0),
-        "fresh": np.zeros((ITEMS, len(FRESH)), np.float32),
-        "manufacturer": np.zeros(ITEMS, np.int32),
-    }
+    statistics = replace(
+        build_statistics(ITEMS)[0],
+        item_ids=np.array([f"i{n}" for n in range(ITEMS)]),
+        categorical=np.stack([category * 0, category, category % 3], axis=1).astype(np.int32),
+    )
     names = ["", *(f"category {n}" for n in range(CATEGORIES))]
-    write_statistics(path / "statistics", Statistics(**numbers), {"type": [""], "category": names})
+    write_statistics(path / "statistics", statistics, {"type": [""], "category": names})
     pq.write_table(records_to_table(records(900, seed=1), FEATURES), path / "reference_log.parquet")
     joined = _events(28, seed=1).merge(_items()[["item_id", "category", "department"]], on="item_id")
     pq.write_table(pa.Table.from_pandas(joined, preserve_index=False), path / "reference_events.parquet")

@@ -163,23 +163,36 @@ def test_quiet_weeks_are_quiet(events: Events, dataset: Callable[..., Path], day
     assert none.reason == "there is no purchase in the window: take an earlier or a longer one"
 
 
+def dear_department(week: pd.DataFrame) -> pd.DataFrame:
+    """Items of one department in three cost twice as much."""
+    number = week["item_id"].str[1:].astype(int)
+    return week.assign(price=week["price"] * np.where(number % 3 == 1, 2, 1))
+
+
 @pytest.mark.parametrize(
-    ("change", "column"),
+    ("change", "mix", "column", "named"),
     [
-        (lambda f: f.assign(store_id=f["store_id"].replace("s0", "opened")), "store_id"),
-        (lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2], "basket_size"),
+        (lambda f: f.assign(store_id=f["store_id"].replace("s0", "opened")), MIX, "store_id", "'s0'"),
+        (lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2], MIX, "basket_size", ""),
+        (dear_department, MIX, "item_price", "; most in department 'department 1'"),
+        (lambda f: f, PIES, "category", "category 30"),
     ],
+    ids=["a store", "smaller baskets", "a dear department", "a taste"],
 )
-def test_a_true_change_is_found_in_one_week(
+def test_a_true_change_is_found_and_named_in_one_week(
     events: Events,
     dataset: Callable[..., Path],
     day: Day,
     change: Callable[[pd.DataFrame], pd.DataFrame],
+    mix: np.ndarray,
     column: str,
+    named: str,
 ) -> None:
-    path = dataset(events(28), change(events(7, first_day=28)))
+    path = dataset(events(28), change(events(7, first_day=28, mix=mix)))
     verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
     assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
+    assert (verdict.columns[0].name, verdict.window.since) == (column, day(28))
+    assert named in verdict.reason
 
 
 def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
@@ -204,32 +217,11 @@ def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(
     assert old.reason.endswith(f"; since before {day(75 - LOOK_BACK):%Y-%m-%d}")
 
 
-def test_the_department_that_moved_most_is_named(
-    events: Events, dataset: Callable[..., Path], day: Day
-) -> None:
-    number = events(7, first_day=28)["item_id"].str[1:].astype(int)
-    dear = events(7, first_day=28).assign(price=lambda f: f["price"] * np.where(number % 3 == 1, 2, 1))
-    path = dataset(events(28), dear)
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
-    assert verdict.columns[0].name == "item_price"
-    assert verdict.place == "department 'department 1'"
-    assert "; most in department 'department 1'" in verdict.reason
-
-
 def test_no_place_is_named_without_another_one_to_compare_with() -> None:
     both = frame().assign(store_id="only", department="a")
     assert moved_most("value", [TablePair(both.assign(value=lambda f: f["value"] * 2), both)]) == ""
     few = both.assign(store_id=np.where(np.arange(len(both)) < 50, "small", "large"))
     assert moved_most("value", [TablePair(few.assign(value=lambda f: f["value"] * 2), few)]) == ""
-
-
-def test_a_new_taste_is_found_and_named(events: Events, dataset: Callable[..., Path], day: Day) -> None:
-    path = dataset(events(28), events(7, first_day=28, mix=PIES))
-    verdict = drift_in(path, Window(day(28), day(35)), Window(day(0), day(28)))
-    assert verdict.status == "drifted"
-    assert verdict.columns[0].name == "category"
-    assert verdict.columns[0].moved[0].label == "category 30"
-    assert verdict.window.since == day(28)
 
 
 def test_events_are_compared_with_the_training_data_of_the_bundle(

@@ -45,25 +45,26 @@ def arm(variant: str, p50: float, engine: str = "cpu", *outside: str) -> dict[st
 SIZES_OF = {"fp32": 400, "fp16": 300, "int8": 200, "int4": 100}
 
 
+EQUAL = [arm("fp32", 1.0), arm("int8", 1.02), arm("int4", 1.029), arm("fp16", 1.0)]
+
+
 @pytest.mark.parametrize(
-    ("arms", "chosen"),
+    ("arms", "settings", "chosen"),
     [
-        ([arm("fp32", 1.0), arm("int8", 0.8), arm("int4", 0.9)], "int8"),
-        ([arm("fp32", 1.0), arm("int8", 1.02), arm("int4", 1.029), arm("fp16", 1.0)], "int4"),
-        ([arm("int4", 0.1, "cpu", "ndcg_at_10 is 0.9"), arm("fp32", 1.0)], "fp32"),
+        ([arm("fp32", 1.0), arm("int8", 0.8), arm("int4", 0.9)], {}, "int8"),
+        (EQUAL, {}, "int4"),
+        (EQUAL, {"near_ratio": 1.0}, "fp16"),
+        ([arm("int4", 0.1, "cpu", "ndcg_at_10 is 0.9"), arm("fp32", 1.0)], {}, "fp32"),
         # A fast arm that may not win must not push those that may out of its reach.
-        ([arm("fp16", 0.1, "cpu", "outside"), arm("fp32", 1.0), arm("int4", 1.01)], "int4"),
+        ([arm("fp16", 0.1, "cpu", "outside"), arm("fp32", 1.0), arm("int4", 1.01)], {}, "int4"),
         # The endpoint runs on a processor, without PyTorch: other engines are reported, never chosen.
-        ([arm("int8", 0.1, "cuda"), arm("int4", 0.1, "torch_compile"), arm("fp32", 1.0)], "fp32"),
+        ([arm("int8", 0.1, "cuda"), arm("int4", 0.1, "torch_compile"), arm("fp32", 1.0)], {}, "fp32"),
     ],
 )
-def test_the_smallest_of_the_fastest_that_may_serve_wins(arms: list[dict[str, Any]], chosen: str) -> None:
-    assert choose(arms, SIZES_OF, CompileParams())["variant"] == chosen
-
-
-def test_how_near_counts_as_equally_fast_is_a_parameter() -> None:
-    arms = [arm("fp32", 1.0), arm("int4", 1.029), arm("fp16", 1.0)]
-    assert choose(arms, SIZES_OF, CompileParams(near_ratio=1.0))["variant"] == "fp16"
+def test_the_smallest_of_the_fastest_that_may_serve_wins(
+    arms: list[dict[str, Any]], settings: dict[str, float], chosen: str
+) -> None:
+    assert choose(arms, SIZES_OF, CompileParams(**settings))["variant"] == chosen  # type: ignore[arg-type]
 
 
 def test_nothing_within_its_tolerance_is_said() -> None:

@@ -32,6 +32,7 @@ from feature_repo.stream.archive import rows_of, with_version
 from feature_repo.toy_shop import toy_dataset
 from serving.stages.retrieval import Quotas
 from serving.stages.retrieval import retrieve as retrieve_candidates
+from tests.components.conftest import whole_events
 from tests.conftest import TOY_EXAMPLES
 
 CUT = pd.Timestamp("2024-06-10", tz="UTC")
@@ -59,9 +60,7 @@ def windows(purchases: Purchases) -> Windows:
 
 def bought(rows: list[tuple[str, str, float]]) -> Purchases:
     """Purchases of one user: basket, item and seconds since the start of the year."""
-    events = pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]).assign(
-        event_type="purchase", user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
-    )
+    events = whole_events(pd.DataFrame(rows, columns=["basket_id", "item_id", "at"]))
     events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="s")
     return purchases_of(events)
 
@@ -127,14 +126,7 @@ def test_an_item_scanned_twice_has_the_same_features_in_training_and_serving() -
     ]  # fmt: skip
     events = pd.DataFrame(rows, columns=["basket_id", "item_id", "price", "day"])
     events["at"] = start + pd.to_timedelta(events.pop("day"), unit="D")
-    events = events.assign(
-        event_id=[f"e{number}" for number in range(len(events))],
-        event_type="purchase",
-        user_id="u",
-        store_id="",
-        quantity=3,
-        discount=0.1,
-    )
+    events = whole_events(events, quantity=3, discount=0.1)
     *_, last = replay(purchases_of(events))
     table = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     [(_, served)] = rows_of(with_version(table))
@@ -170,9 +162,7 @@ def test_a_basket_with_answers_is_as_of_the_first_question() -> None:
         ("impression", "r6", "jam", 50_000 + 2 * half + 1),  # asked again, after half an hour
         ("purchase", "b6", "bread", 50_000 + 3 * half + 1),
     ]
-    events = pd.DataFrame(rows, columns=["event_type", "basket_id", "item_id", "at"]).assign(
-        user_id="u", store_id="", quantity=1, price=1.0, discount=0.0
-    )
+    events = whole_events(pd.DataFrame(rows, columns=["event_type", "basket_id", "item_id", "at"]))
     events["at"] = start + pd.to_timedelta(events["at"], unit="s")
     purchases = purchases_of(events)
     found = {

@@ -16,6 +16,7 @@ from feature_repo.events import EVENT_SCHEMA, Dataset, EventsInvalid, read_datas
 from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, streamed_name, write_segment
 from feature_repo.stream.erasure import forget, microseconds
 from feature_repo.toy_shop import toy_dataset
+from tests.components.conftest import whole_events
 
 CSV = """user_id,basket_id,item_id,at,quantity,price
 1228,b1,1041453,2024-01-01T10:00:00Z,1,1.43
@@ -93,14 +94,13 @@ def test_a_column_of_dates_is_one_of_midnights(tmp_path: Path) -> None:
     assert at.tolist() == [pd.Timestamp(day, tz="UTC") for day in days]
 
 
-def test_words_that_mean_nothing_elsewhere_are_ids(source: Path, tmp_path: Path) -> None:
-    (source / "events.csv").write_text(CSV.replace("1041453", "NA").replace("995242", "null"))
-    assert ingested(source, tmp_path / "d").events["item_id"].tolist() == ["NA", "null", "NA"]
-
-
-def test_a_byte_order_mark_and_quotes_are_read(source: Path, tmp_path: Path) -> None:
-    (source / "events.csv").write_text(CSV.replace("1041453", '"milk, 1 l"'), encoding="utf-8-sig")
-    assert ingested(source, tmp_path / "d").events["item_id"].tolist() == ["995242", "milk, 1 l", "milk, 1 l"]
+def test_ids_are_read_as_they_stand(source: Path, tmp_path: Path) -> None:
+    """Behind a byte order mark, in quotes, and as words that mean nothing elsewhere."""
+    text = CSV.replace("1041453", '"milk, 1 l"').replace("995242", "null").replace("1228", "NA")
+    (source / "events.csv").write_text(text, encoding="utf-8-sig")
+    events = ingested(source, tmp_path / "d").events
+    assert events["user_id"].tolist() == ["NA", "NA", "0900"]
+    assert events["item_id"].tolist() == ["milk, 1 l", "null", "milk, 1 l"]
 
 
 def test_items_and_time_zone_beside_the_events(
@@ -190,9 +190,7 @@ def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path
     ]
     events = pd.DataFrame(lines, columns=["event_id", "basket_id", "item_id", "at"])
     events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="D")
-    events = events.assign(
-        event_type="purchase", user_id="ann", store_id="", quantity=1, price=2.0, discount=0.0
-    )
+    events = whole_events(events, price=2.0)
     archive = tmp_path / "offline_store" / EVENTS
     streamed = pa.Table.from_pandas(events[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
     streamed = streamed.append_column("version", pa.array(range(4), pa.int64()))

@@ -19,6 +19,7 @@ from feature_repo.aggregates import fold, make_events, no_events, pack, unpack
 from feature_repo.events import EVENT_SCHEMA, Dataset, write_dataset
 from feature_repo.snapshots import HISTORY, ITEM_VIEW, USER_VIEW
 from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, lines_of, read_archive, write_segment
+from tests.components.conftest import whole_events
 
 WEEK_S = 7 * 86_400
 START = 1_700_000_000
@@ -30,23 +31,13 @@ Basket = tuple[str, str, int, tuple[str, ...]]  # basket, user, time, items
 def events_of(baskets: list[Basket]) -> pd.DataFrame:
     """Purchase events where an item's price is known from its name's length and every third is discounted."""
     rows = [
-        {
-            "event_id": f"{basket}-{item}",
-            "event_type": "purchase",
-            "user_id": user,
-            "basket_id": basket,
-            "item_id": item,
-            "at": pd.Timestamp(at, unit="s", tz="UTC"),
-            "quantity": 2,
-            "price": float(len(item)),
-            "discount": 0.5 if number % 3 == 0 else 0.0,
-            "store_id": "",
-        }
+        (f"{basket}-{item}", user, basket, item, at, float(len(item)), 0.5 if number % 3 == 0 else 0.0)
         for basket, user, at, items in baskets
         for number, item in enumerate(sorted(items))
     ]
-    frame = pd.DataFrame(rows)
-    frame["at"] = frame["at"].astype("datetime64[us, UTC]")
+    columns = ["event_id", "user_id", "basket_id", "item_id", "at", "price", "discount"]
+    frame = whole_events(pd.DataFrame(rows, columns=columns), quantity=2)
+    frame["at"] = pd.to_datetime(frame["at"], unit="s", utc=True).astype("datetime64[us, UTC]")
     return frame.sort_values(["at", "basket_id", "item_id"], ignore_index=True)
 
 

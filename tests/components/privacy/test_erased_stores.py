@@ -130,38 +130,28 @@ def test_coupons_of_one_user_go_and_readers_see_them_expire(
 
 
 def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
-    """Its key still names the user."""
-    url = f"sqlite:///{tmp_path / 'facts.db'}"
-    heard: list[Fact] = []
-    with closing(open_fact_store(url)) as store:
-        store.write([Fact(user, "coupon", "tea", "TEA", AT, "s", user) for user in ("u1", "u10")])
-        last = store.changed_since(0)[1]
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
-        file.execute("UPDATE facts SET ranked = substr(ranked, 1, 30)")
-    assert erase_coupons(url, "u1", UNTIL, dry_run=True) == 1
-    with reading(url, last, heard):
-        assert erase_coupons(url, "u1", UNTIL) == 1
-    assert [(fact.user_id, fact.item_id, fact.store_id, fact.value) for fact in heard] == [
-        ("u1", "tea", "s", None)
-    ], "an endpoint that read it while it was whole lets it go"
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
-        assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
-
-
-def test_an_endpoint_lets_a_damaged_coupon_of_a_clock_that_was_ahead_go(tmp_path: Path) -> None:
+    """Its key still names the user. The clock of its writer was ahead."""
     url, at = f"sqlite:///{tmp_path / 'facts.db'}", time.time()
-    coupon = Fact("1", "coupon", "tea", "TEA", at + CLOCK_SKEW_S - 60, None, "u1")
+    ahead = at + CLOCK_SKEW_S - 60
+    coupons = [Fact(user, "coupon", "tea", "TEA", ahead, "s", user) for user in ("u1", "u10")]
     shown, heard = Coupons(), list[Fact]()
-    shown.add([(0, coupon)])
+    shown.add([(0, coupon) for coupon in coupons])
     with closing(open_fact_store(url)) as store:
-        store.write([coupon])
+        store.write(coupons)
         last = store.changed_since(0)[1]
     with closing(sqlite3.connect(tmp_path / "facts.db")) as file, file:
         file.execute("UPDATE facts SET ranked = substr(ranked, 1, 30)")
+    assert erase_coupons(url, "u1", round(at * 1e6), dry_run=True) == 1
     with reading(url, last, heard):
         assert erase_coupons(url, "u1", round(at * 1e6)) == 1
+    assert [(fact.user_id, fact.item_id, fact.store_id, fact.value) for fact in heard] == [
+        ("u1", "tea", "s", None)
+    ]
     shown.add([(0, fact) for fact in heard])
-    assert shown.look_up(np.array([0]), at, "u1", None) == [None]
+    found = [shown.look_up(np.array([0]), at, user, "s") for user in ("u1", "u10")]
+    assert found == [[None], ["TEA"]], "an endpoint that read it while it was whole lets it go"
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as file:
+        assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
 
 
 def test_a_coupon_goes_whose_key_is_no_text(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from components.models.sequence import SequenceRanker
 from components.ranker.certificate import ParityFailed
 from components.ranker.export_ranker import SAMPLE_LISTS, export_ranker, said_of_rows, sample_inputs
 from components.ranker.fitting import sample_rows
-from components.ranker.ranker_artefact import GRAPH
 from feature_repo.schema import DENSE_NAMES
 
 SHAPE = Shape(len(DENSE_NAMES), (61, 10, 6, 4))
@@ -48,15 +47,6 @@ def test_a_graph_that_answers_otherwise_is_refused(
 ) -> None:
     with pytest.raises(ParityFailed, match=r"export_ranker made .* too far from its parent"):
         export_ranker(untrained(Wavering, data), tmp_path, data)
-
-
-@pytest.mark.slow
-def test_the_same_weights_give_the_same_file(data: RankerExamples, tmp_path: Path, few_repeats: None) -> None:
-    model = untrained(Dlrm, data)
-    for name in ("first", "again"):
-        (tmp_path / name).mkdir()
-        export_ranker(model, tmp_path / name, data)
-    assert (tmp_path / "first" / GRAPH).read_bytes() == (tmp_path / "again" / GRAPH).read_bytes()
 
 
 def test_a_ranker_of_candidates_is_traced_with_rows(data: RankerExamples) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from components.hyper_parameters import GateParams
-from components.release.gate import Check, GateFailed, compare, enforce, gain, sales_lost_share
+from components.release.gate import Check, GateFailed, compare, enforce, gain
 
 PAID = "ndcg_at_10 less latency against champion"
 
@@ -98,6 +98,8 @@ def test_the_error_names_metric_got_and_need() -> None:
         "ndcg_at_10 against blend is 0.1500, needed 0.1560: 1.2 x better than blend, which reaches 0.1300 "
         "on the same baskets; bundle not promoted (2 more checks failed)"
     )
+    with pytest.raises(GateFailed, match=r"^ndcg_at_10 beside evaluation\.json is 0\.0200, allowed 0\.0130"):
+        enforce(compare(measured(stated={"ndcg_at_10": 0.18})))
 
 
 def test_the_error_has_as_many_places_as_the_two_differ_in() -> None:
@@ -155,14 +157,6 @@ def test_a_good_baseline_needs_its_error_cut_instead(baseline: float, ratio: flo
 
 
 @pytest.mark.parametrize(
-    ("added_ms", "lost"),
-    [(0.0, 0.0), (100.0, 0.01), (30.0, 0.003), (1.0, 0.0001), (-50.0, 0.0), (20_000.0, 1.0)],
-)
-def test_the_cost_of_a_later_answer(added_ms: float, lost: float) -> None:
-    assert sales_lost_share(added_ms, 0.01) == pytest.approx(lost)
-
-
-@pytest.mark.parametrize(
     ("added_ms", "left", "refused"),
     [
         (0.0, 0.16, []),
@@ -170,6 +164,7 @@ def test_the_cost_of_a_later_answer(added_ms: float, lost: float) -> None:
         (50.0, 0.1592, []),
         # 120 ms cost 1.2 %: 0.16 x 0.988 = 0.15808.
         (120.0, 0.15808, [PAID]),
+        (20_000.0, 0.0, [PAID]),
         (-120.0, 0.16, []),
     ],
 )

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,17 @@ from components.privacy.forget_user import forget_user
 from components.release import publish_features as module
 from components.release.publish_features import publish_features
 from feature_repo.aggregates import CLICK, KINDS, unpack
-from feature_repo.events import EVENT_SCHEMA
 from feature_repo.queries import User
 from feature_repo.schema import USER
 from feature_repo.snapshots import HISTORY, user_table
-from feature_repo.stream.archive import BASE, EVENTS, read_archive, rows_of, write_segment
+from feature_repo.stream.archive import ARCHIVE_SCHEMA, BASE, EVENTS, read_archive, rows_of, write_segment
 from feature_repo.stream.publication import PublicationDamaged
 from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from serving.stores.online_features import UserRow, entity_key
 from tests.chaos.procs import eventually, free_port, valkey_server
 from tests.chaos.rows import patient_store
+from tests.components.conftest import whole_events
 from tests.components.release.shop_features import (
     CUT,
     END,
@@ -399,23 +399,10 @@ class TestRedis:
 def stream(*brought: tuple[str, str, str, int, int]) -> pa.Table:
     """Events as a stream archives them: id, type, user, time and version."""
     assert all(kind in KINDS for _, kind, *_ in brought)
-    rows = [
-        {
-            "event_id": event_id,
-            "event_type": kind,
-            "user_id": user,
-            "basket_id": "streamed",
-            "item_id": "3",
-            "at": datetime.fromtimestamp(at, UTC),
-            "quantity": 1,
-            "price": 1.0,
-            "discount": 0.0,
-            "store_id": "",
-            "version": version,
-        }
-        for event_id, kind, user, at, version in brought
-    ]
-    return pa.Table.from_pylist(rows, EVENT_SCHEMA.append(pa.field("version", pa.int64())))
+    lines = pd.DataFrame(brought, columns=["event_id", "event_type", "user_id", "at", "version"])
+    lines["at"] = pd.to_datetime(lines["at"], unit="s", utc=True)
+    frame = whole_events(lines, basket_id="streamed", item_id="3")
+    return pa.Table.from_pandas(frame, ARCHIVE_SCHEMA, preserve_index=False)
 
 
 def assert_reads_equal_feasts(home: Path, url: str, redis_url: str) -> None:

@@ -46,14 +46,6 @@ def test_nothing_good_enough_is_an_error() -> None:
         choose_index([point("ivf_pq", 0.1, 0.9)], 0.97, 0.25)
 
 
-def test_a_small_catalogue_is_scanned(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).normal(size=(80, 8)).astype(np.float32)
-    curve, files = measure_index(vectors, vectors[:5], IndexParams(), tmp_path)
-    assert [(row["kind"], row["recall"]) for row in curve] == [("flat", 1.0)]
-    found = read_item_index(files[0]).search(vectors[:5], 80)[1]
-    assert found.tolist() == np.argsort(-(vectors[:5] @ vectors.T), axis=1, kind="stable").tolist()
-
-
 @pytest.mark.slow
 def test_parts_are_not_quantised_in_a_catalogue_of_thousands(tmp_path: Path) -> None:
     vectors = np.random.default_rng(1).normal(size=(5_000, 8)).astype(np.float32)
