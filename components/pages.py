@@ -12,11 +12,7 @@ from typing import Any
 def show(report: dict[str, Any], numbers: Any, page: Any) -> dict[str, Any]:
     """Write a step's report into KFP's artifacts `Metrics` (numbers) and `Markdown` (page); return it."""
     rows = dict(flat(report))
-    measured = {
-        name: float(value)
-        for name, value in rows.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    measured = {name: float(value) for name, value in rows.items() if is_number(value)}
     for name, value in measured.items():
         numbers.log_metric(name, value)
     Path(numbers.path).write_text(json.dumps(measured, indent=1), encoding="utf-8")
@@ -48,6 +44,11 @@ def _markdown(rows: Mapping[str, Any]) -> str:
 def is_curve(value: Any) -> bool:
     """Return whether a value is a list of points, each a mapping."""
     return isinstance(value, list) and bool(value) and all(isinstance(point, Mapping) for point in value)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _table(head: Any, rows: Any) -> str:

@@ -80,16 +80,14 @@ def train_retriever(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train the two towers that find candidates."""
+    from functools import partial
     from pathlib import Path
 
-    from components.pages import show
     from components.release.step_runs import recorded
     from components.retriever.train_retriever import train_retriever
 
-    def work() -> dict[str, Any]:
-        return train_retriever(Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
-
-    return show(recorded(tracking_uri, model_name, "train_retriever", params, work), numbers, page)
+    work = partial(train_retriever, Path(examples.path), Path(statistics.path), Path(checkpoint.path), params)
+    return recorded(work, params, tracking_uri, model_name, numbers, page)
 
 
 @step
@@ -105,20 +103,14 @@ def train_ranker(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train one teacher that scores candidates, and calibrate it."""
+    from functools import partial
     from pathlib import Path
 
-    from components.pages import show
     from components.ranker.train_ranker import train_ranker
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return train_ranker(Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
-
-    return show(
-        recorded(tracking_uri, model_name, "train_ranker", {"model": model, **params.get(model, {})}, work),
-        numbers,
-        page,
-    )
+    work = partial(train_ranker, Path(examples.path), Path(statistics.path), Path(ranker.path), model, params)
+    return recorded(work, {"model": model, **params.get(model, {})}, tracking_uri, model_name, numbers, page)
 
 
 @step
@@ -138,22 +130,21 @@ def distill_ranker(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Train one small student on the teachers' scores of every candidate."""
+    from functools import partial
     from pathlib import Path
 
-    from components.pages import show
     from components.ranker.distill_ranker import distill_ranker
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return distill_ranker(
-            Path(examples.path),
-            Path(statistics.path),
-            [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)],
-            Path(ranker.path),
-            params,
-        )
-
-    return show(recorded(tracking_uri, model_name, "distill_ranker", params, work), numbers, page)
+    work = partial(
+        distill_ranker,
+        Path(examples.path),
+        Path(statistics.path),
+        [Path(one.path) for one in (teacher_1, teacher_2, teacher_3, teacher_4, teacher_5)],
+        Path(ranker.path),
+        params,
+    )
+    return recorded(work, params, tracking_uri, model_name, numbers, page)
 
 
 @step
@@ -168,16 +159,14 @@ def prune_ranker(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Take out the student's hidden units that say least."""
+    from functools import partial
     from pathlib import Path
 
     from components.compression.prune_ranker import prune_ranker
-    from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return prune_ranker(Path(examples.path), Path(student.path), Path(ranker.path), params)
-
-    return show(recorded(tracking_uri, model_name, "prune_ranker", params, work), numbers, page)
+    work = partial(prune_ranker, Path(examples.path), Path(student.path), Path(ranker.path), params)
+    return recorded(work, params, tracking_uri, model_name, numbers, page)
 
 
 @step
@@ -192,16 +181,14 @@ def quantize_ranker(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Write the student in fewer bits, several ways, and measure what each loses."""
+    from functools import partial
     from pathlib import Path
 
     from components.compression.quantize_ranker import quantize_ranker
-    from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return quantize_ranker(Path(examples.path), Path(pruned.path), Path(variants.path), params)
-
-    return show(recorded(tracking_uri, model_name, "quantize_ranker", params, work), numbers, page)
+    work = partial(quantize_ranker, Path(examples.path), Path(pruned.path), Path(variants.path), params)
+    return recorded(work, params, tracking_uri, model_name, numbers, page)
 
 
 @step
@@ -217,18 +204,16 @@ def compile_ranker(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Measure every variant on every engine of this machine and keep the best."""
+    from functools import partial
     from pathlib import Path
 
     from components.compression.compile_ranker import compile_ranker
-    from components.pages import show
     from components.release.step_runs import recorded
 
-    def work() -> dict[str, Any]:
-        return compile_ranker(
-            Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
-        )
-
-    return show(recorded(tracking_uri, model_name, "compile_ranker", params, work), numbers, page)
+    work = partial(
+        compile_ranker, Path(examples.path), Path(pruned.path), Path(variants.path), Path(ranker.path), params
+    )
+    return recorded(work, params, tracking_uri, model_name, numbers, page)
 
 
 @step

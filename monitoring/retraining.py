@@ -8,7 +8,7 @@ the caller takes the record back (`release_retrain`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,64 +24,51 @@ STATE = "retrain.json"
 
 @dataclass(frozen=True)
 class RetrainDecision:
-    """Whether to start the training pipeline now, and why."""
+    """Whether to start the training pipeline now; `reason` says why not."""
 
     allowed: bool
-    reason: str
+    reason: str = ""
     noted: str = ""  # the text of the record
     before: str = ""  # the text before it; empty without a file
-
-
-def may_retrain(
-    home: Path, now: datetime, cool_down: timedelta = COOL_DOWN, key: str = ""
-) -> RetrainDecision:
-    """Decide whether a run may start at `now`, without recording it.
-
-    Args:
-        home: the state folder.
-        now: the time, with its time zone.
-        cool_down: how long after a start no other start is allowed.
-        key: names the cause of the retraining; the same key never starts a second run. The empty key is for
-            a cause that cannot be identified.
-    """
-    last = _read(home / STATE)
-    if last is None:
-        return RetrainDecision(True, "no run was started for drift before")
-    started: datetime = last["started_at"]
-    shown = started.isoformat(timespec="minutes")
-    if key and key == last["key"]:
-        return RetrainDecision(False, f"this window has started a run already, at {shown}")
-    # A start in the future means that the clock was set back; it must not prevent retraining for long.
-    if timedelta(0) <= now - started < cool_down:
-        # Rounded up: a start at the named minute is never too early.
-        again = started + cool_down + timedelta(minutes=1, microseconds=-1)
-        return RetrainDecision(
-            False,
-            f"a run was started at {shown}; the next may start at {again.isoformat(timespec='minutes')}",
-        )
-    return RetrainDecision(True, f"the last run was started at {shown}")
 
 
 def claim_retrain(
     verdict: DriftVerdict, home: Path, now: datetime, cool_down: timedelta = COOL_DOWN
 ) -> RetrainDecision:
-    """Decide whether to start a run for a verdict, and record the start if so."""
+    """Decide whether to start a run for a verdict, and record the start if so.
+
+    A window never starts a second run, and no run is started during the cool-down after another one.
+    """
     if verdict.status != "drifted":
         return RetrainDecision(False, _REFUSED[verdict.status])
-    key = _key(verdict, now)
-    file = home / STATE
+    key, file = _key(verdict, now), home / STATE
     home.mkdir(parents=True, exist_ok=True)
     with _locked(home):
-        decision = may_retrain(home, now, cool_down, key)
-        if not decision.allowed:
-            return decision
+        if refusal := _refusal(_read(file), key, now, cool_down):
+            return RetrainDecision(False, refusal)
         before = file.read_text() if file.exists() else ""
         if before:  # its run is over; if the new one cannot start, the old result says nothing of that
             earlier = {name: value for name, value in json.loads(before).items() if name != "run_id"}
             before = json.dumps(earlier, indent=1)
         noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)
         write_file(file, noted.encode())
-    return replace(decision, noted=noted, before=before)
+    return RetrainDecision(True, noted=noted, before=before)
+
+
+def _refusal(last: dict[str, Any] | None, key: str, now: datetime, cool_down: timedelta) -> str:
+    """Return why no run may start after the last one, or an empty text."""
+    if last is None:
+        return ""
+    started: datetime = last["started_at"]
+    shown = started.isoformat(timespec="minutes")
+    if key and key == last["key"]:
+        return f"this window has started a run already, at {shown}"
+    # A start in the future means that the clock was set back; it must not prevent retraining for long.
+    if timedelta(0) <= now - started < cool_down:
+        # Rounded up: a start at the named minute is never too early.
+        again = started + cool_down + timedelta(minutes=1, microseconds=-1)
+        return f"a run was started at {shown}; the next may start at {again.isoformat(timespec='minutes')}"
+    return ""
 
 
 def release_retrain(decision: RetrainDecision, home: Path) -> None:

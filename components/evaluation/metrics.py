@@ -30,6 +30,10 @@ class Tally:
         """Return a tally of nothing."""
         return cls([], [], [], set())
 
+    def values(self, metric: str) -> np.ndarray:
+        """Return one of METRICS of each basket, (baskets,)."""
+        return np.array(self.rows)[:, METRICS.index(metric)]
+
     def add(self, ranked: np.ndarray, bought: np.ndarray, before: np.ndarray) -> None:
         """Count one ranked list of item codes, best first.
 
@@ -118,8 +122,8 @@ def ratios(served: Tally, other: Tally, boot: Bootstrap) -> dict[str, Any]:
 
     A ratio is None where the other system finds nothing.
     """
-    columns = {name: METRICS.index(name) for name in ("ndcg_at_10", "recall_at_20")}
-    pairs = {name: [np.array(tally.rows)[:, i] for tally in (served, other)] for name, i in columns.items()}
+    names = ("ndcg_at_10", "recall_at_20")
+    pairs = {name: [tally.values(name) for tally in (served, other)] for name in names}
     pairs["new_recall_at_20"] = [_recalls(tally.new)[0] for tally in (served, other)]
     found: dict[str, Any] = {}
     for name, (ours, theirs) in pairs.items():

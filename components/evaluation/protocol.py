@@ -60,8 +60,7 @@ def read_tasks(purchases: Purchases, statistics: Statistics, start: float, end: 
         start: the cut.
         end: where the window ends.
     """
-    code_of = statistics.code_of
-    code = np.array([code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
+    code = statistics.each_code(purchases.item_ids.tolist())
     window = (purchases.at >= start) & (purchases.at < end)
     users = np.unique(purchases.user[window])
     every = -(-len(np.unique(purchases.basket[window])) // CHECKOUTS)

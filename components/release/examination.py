@@ -31,7 +31,7 @@ import psutil
 
 from components.data.fit_statistics import Purchases, purchases_of
 from components.evaluation.evaluate_bundle import prepared_tasks, serve, window_s
-from components.evaluation.metrics import METRICS, Bootstrap, Tally
+from components.evaluation.metrics import Bootstrap, Tally
 from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task, read_tasks
 from components.measurement import control_groups
@@ -184,7 +184,7 @@ def _beside(
     start = pd.Timestamp(challenger.manifest["cut"])
     translated = [_translate(task, challenger.statistics, champion.statistics) for task in tasks]
     champions, _ = serve(champion, translated, Nightly(champion, purchases, start))
-    pairs = (_headline(tally) for tally in (served, champions))
+    pairs = (tally.values(HEADLINE) for tally in (served, champions))
     interval = Bootstrap([task.user_id for task in tasks]).ratio_interval(*pairs)
     both = {"challenger": challenger, "champion": champion}
     known = {name: known_share(one.statistics, purchases, start) for name, one in both.items()}
@@ -255,20 +255,15 @@ def scan(bundle: Bundle, tasks: Sequence[Task]) -> np.ndarray:
     return np.concatenate(scores)
 
 
-def _headline(tally: Tally) -> np.ndarray:
-    return np.array(tally.rows)[:, METRICS.index(HEADLINE)]
-
-
 def _means(tally: Tally) -> dict[str, float]:
-    rows, column = np.array(tally.rows), _headline(tally)
-    means = {name: float(rows[:, METRICS.index(name)].mean()) for name in (HEADLINE, "recall_at_20")}
+    column = tally.values(HEADLINE)
+    means = {name: float(tally.values(name).mean()) for name in (HEADLINE, "recall_at_20")}
     return means | {"error": float(column.std() / np.sqrt(len(column)))}
 
 
 def _translate(task: Task, ours: Statistics, theirs: Statistics) -> Task:
     """Return a task with its hidden items in another catalogue's codes; items that it lacks are misses."""
-    codes = [theirs.code_of.get(str(ours.item_ids[code]), -1) for code in task.hidden.tolist()]
-    return replace(task, hidden=np.array(codes, np.int64))
+    return replace(task, hidden=theirs.each_code(ours.item_ids[task.hidden].tolist()))
 
 
 def index_recall(bundle: Bundle, tasks: Sequence[Task]) -> float:

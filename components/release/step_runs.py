@@ -1,14 +1,14 @@
-"""A training step -> a run of MLflow with its parameters, numbers and curves; a failed one, too."""
+"""A training step -> its page in Kubeflow, and a run of MLflow with numbers and curves; a failed one, too."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from components.pages import flat, is_curve
+from components.pages import flat, is_curve, is_number, show
 from components.release.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -17,24 +17,26 @@ Curve = list[tuple[str, float, int]]  # name, value, point from 0
 
 
 def recorded(
+    work: partial[dict[str, Any]],
+    params: Mapping[str, Any],
     tracking_uri: str,
     model_name: str,
-    step: str,
-    params: Mapping[str, Any],
-    work: Callable[[], dict[str, Any]],
+    numbers: Any,
+    page: Any,
 ) -> dict[str, Any]:
-    """Do the work of a step, record it, and return its report.
+    """Do the work of a step, record and show it, and return its report.
 
     A tracking server that is away, or refuses the run, costs the record, with a warning, and never the work.
 
     Args:
+        work: the step's function, which gives the run its name, with its arguments; returns the report.
+        params: of the step.
         tracking_uri: of MLflow.
         model_name: the run is in the experiment of this name with `-steps` behind it.
-        step: name of the run.
-        params: of the step.
-        work: returns the step's report.
+        numbers: as of `show`.
+        page: as of `show`.
     """
-    began, error = time.time(), ""
+    step, began, error = work.func.__name__, time.time(), ""
     report: dict[str, Any] = {}
     try:
         report = work()
@@ -47,7 +49,7 @@ def recorded(
             Registry(tracking_uri, model_name).record_step(step, texts, numbers_of(report), began, error)
         except Exception as away:  # noqa: BLE001 - the edge of a step: its work must not be lost with the record
             log.warning("%s is not recorded in MLflow: %s", step, away)
-    return report
+    return show(report, numbers, page)
 
 
 def numbers_of(report: Mapping[str, Any]) -> Curve:
@@ -56,11 +58,7 @@ def numbers_of(report: Mapping[str, Any]) -> Curve:
     for name, value in flat(report):
         if is_curve(value):
             for place, point in enumerate(value):
-                found += [(f"{name}.{key}", one, place) for key, one in flat(point) if _is_number(one)]
-        elif _is_number(value):
+                found += [(f"{name}.{key}", one, place) for key, one in flat(point) if is_number(one)]
+        elif is_number(value):
             found.append((name, float(value), 0))
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,6 +9,7 @@ import copy
 from typing import Any
 
 from components.rollout.plan import FULL, Release
+from serving.redis.address import host_port
 
 Document = dict[str, Any]
 ROUTE, SLOTS = "checkout", ("blue", "green")
@@ -160,8 +161,7 @@ def restarts(pod: Document) -> int:
 def metrics_url(pod: Document) -> str:
     """Return the address of a pod's metrics."""
     ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
-    host = pod["status"]["podIP"]
-    return f"http://{f'[{host}]' if ':' in host else host}:{ports['metrics']}/metrics"
+    return f"http://{host_port(pod['status']['podIP'], ports['metrics'])}/metrics"
 
 
 def _parked(found: Document) -> Document:

@@ -38,7 +38,7 @@ class ArchiveDamaged(ValueError):
     """A segment cannot be read; the message names it."""
 
 
-def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
+def write_segment(archive: Path, events: pa.Table, name: str) -> None:
     """Write one segment atomically; a segment of the same name is replaced.
 
     It is on disk when this returns: then the stream's position moves on, and the merged segments are removed.
@@ -50,7 +50,6 @@ def write_segment(archive: Path, events: pa.Table, name: str) -> Path:
     """
     with replaced(archive / name, durable=True) as part:
         pq.write_table(with_version(events), part, compression="zstd")
-    return archive / name
 
 
 def with_version(events: pa.Table) -> pa.Table:

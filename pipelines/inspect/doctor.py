@@ -28,6 +28,7 @@ from pipelines.run.launch import DATA_NAMES
 from pipelines.run.runs import champions_run, list_runs, shops_run
 from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
+from serving.redis.address import host_port
 from serving.release.bundle import verify_files
 from serving.release.champion import FILE as POINTER
 from serving.release.champion import Champion, read_champion
@@ -355,8 +356,7 @@ def _listening(home: Path) -> Iterator[str]:
             serving.add(process.pid)
     for one in psutil.net_connections("tcp") if serving else ():
         if one.pid in serving and one.status == psutil.CONN_LISTEN:
-            ip = f"[{one.laddr.ip}]" if ":" in one.laddr.ip else one.laddr.ip
-            yield f"http://{ip}:{one.laddr.port}"
+            yield f"http://{host_port(one.laddr.ip, one.laddr.port)}"
 
 
 def _endpoint(settings: Settings, urls: Sequence[str]) -> Iterator[Finding]:

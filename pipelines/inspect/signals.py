@@ -17,13 +17,13 @@ Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
 
-def read_samples(url: str) -> Samples:
+def read_samples(url: str, wait_s: float = ANSWER_S) -> Samples:
     """Return the samples of a page of metrics, by name.
 
     Raises:
         OSError: it cannot be read.
     """
-    text = page(url, ANSWER_S).decode()
+    text = page(url, wait_s).decode()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -170,6 +171,28 @@ class LocalServer(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class LocalCall(http.server.BaseHTTPRequestHandler):
+    """One call of a `LocalServer`, read and answered whole."""
+
+    protocol_version = "HTTP/1.1"
+
+    def body(self) -> bytes:
+        """Return the body."""
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+    def reply(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+        """Send status, headers and content."""
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Write no log of calls."""
+
+
 class ApiServer(LocalServer):
     """The API, without credentials."""
 
@@ -178,21 +201,11 @@ class ApiServer(LocalServer):
         super().__init__(("127.0.0.1", port), _Call)
 
 
-class _Call(http.server.BaseHTTPRequestHandler):
+class _Call(LocalCall):
     server: ApiServer
-    protocol_version = "HTTP/1.1"
 
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        status, document = answer(self.server.objects, self.command, self.path, body)
-        content = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+    def _call(self) -> None:
+        status, document = answer(self.server.objects, self.command, self.path, self.body())
+        self.reply(status, {"content-type": "application/json"}, json.dumps(document).encode())
 
-    do_GET = do_POST = do_PATCH = _answer
-
-    def log_message(self, *_: Any) -> None:
-        """Write no log of calls."""
+    do_GET = do_POST = do_PATCH = _call

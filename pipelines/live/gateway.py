@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import itertools
 import random
 import threading
@@ -15,7 +14,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
 
 from components.rollout.cluster import Document
-from pipelines.live.cluster_api import LocalServer, Objects
+from pipelines.live.cluster_api import LocalCall, LocalServer, Objects
 
 PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
@@ -113,17 +112,16 @@ def ask(port: int, call: Call) -> urllib3.BaseHTTPResponse:
     )
 
 
-class _Request(http.server.BaseHTTPRequestHandler):
+class _Request(LocalCall):
     server: Gateway
-    protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1  # head and body in one packet
 
     def _pass_on(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = self.body()
         headers = {name.lower(): value for name, value in self.headers.items() if name.lower() not in _HOP}
         if not self.path.startswith("/"):
-            self._answer(400, {}, b"expected a path")
+            self.reply(400, {}, b"expected a path")
             return
         headers.setdefault("x-request-id", uuid.uuid4().hex)
         service, _, mirror = choose(self.server.rules(), self.path, headers, random.random())
@@ -137,22 +135,11 @@ class _Request(http.server.BaseHTTPRequestHandler):
             except (NewConnectionError, ProtocolError):
                 continue  # it ended, or its connection broke, just now: another pod, or the same once more
             except HTTPError as error:
-                self._answer(504, {}, str(error).encode())
+                self.reply(504, {}, str(error).encode())
                 return
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
-            self._answer(answer.status, kept, answer.data)
+            self.reply(answer.status, kept, answer.data)
             return
-        self._answer(503, {}, f"no pod of {service} is ready".encode())
+        self.reply(503, {}, f"no pod of {service} is ready".encode())
 
     do_GET = do_POST = _pass_on
-
-    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        """Write no log of requests: the endpoint has one."""

@@ -15,13 +15,13 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from monitoring.alerting import SLO, read_slo, rules
+from pipelines.live.cluster_api import LocalCall, LocalServer
 from pipelines.live.ports import answers, free_port, page
 from pipelines.live.supervisor import until_parent_ends
 
@@ -186,22 +186,17 @@ def _running(command: Sequence[str], address: str, folder: Path) -> Iterator[Non
 def _receiver(notices: list[Notice]) -> Iterator[str]:
     """Take the webhooks of Alertmanager; yield the address."""
 
-    class Hook(BaseHTTPRequestHandler):
+    class Hook(LocalCall):
         def do_POST(self) -> None:
             at = time.monotonic()
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            notices.extend(_notices(body, at))
-            self.send_response(200)
-            self.end_headers()
+            notices.extend(_notices(json.loads(self.body()), at))
+            self.reply(200, {}, b"")
 
-        def log_message(self, *_: Any) -> None:
-            """Write nothing: a notice is no line for people."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+    with LocalServer(("127.0.0.1", 0), Hook) as server:
         thread = threading.Thread(target=server.serve_forever, name="receiver", daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/"
+            yield f"{server.url}/"
         finally:
             server.shutdown()
             thread.join()

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipelines.live.ports import page
+from pipelines.inspect.signals import read_samples
 from pipelines.live.supervisor import State, tail
 from pipelines.tables import counted, table
 
@@ -30,21 +29,17 @@ class Counted:
     """The endpoint's own counters since its start."""
 
     at: float  # monotonic
-    rungs: dict[str, float] = field(default_factory=dict)
+    rungs: dict[str, float]
     buckets: dict[float, float] = field(default_factory=dict)  # upper bound in seconds -> answers below it
 
     @classmethod
     def read(cls, url: str) -> Counted:
         """Scrape an endpoint; OSError if it does not answer."""
-        text = page(f"{url}/metrics", SCRAPE_S).decode()
-        found = cls(time.monotonic())
-        for sample in (one for family in text_string_to_metric_families(text) for one in family.samples):
-            if sample.name == "reco_responses_total":
-                rung = sample.labels["rung"]
-                found.rungs[rung] = found.rungs.get(rung, 0.0) + sample.value
-            elif sample.name == "reco_answer_seconds_bucket":
-                found.buckets[float(sample.labels["le"])] = sample.value
-        return found
+        samples, rungs = read_samples(f"{url}/metrics", SCRAPE_S), dict[str, float]()
+        for labels, value in samples.get("reco_responses_total", ()):
+            rungs[labels["rung"]] = rungs.get(labels["rung"], 0.0) + value
+        buckets = samples.get("reco_answer_seconds_bucket", ())
+        return cls(time.monotonic(), rungs, {float(labels["le"]): value for labels, value in buckets})
 
     def since(self, before: Counted) -> dict[str, Any]:
         """Return the answers since an earlier look, and the bucket of the 99th percentile.

@@ -24,6 +24,7 @@ from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port
 from pipelines.live.supervisor import Part
+from serving.redis.address import host_port
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
 
@@ -97,8 +98,7 @@ def parts_of(
     parts.append(
         Part("stream", reco("--home", home, "stream"), env, kafka.events_topic, _heartbeat(settings.home))
     )
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.http_port}"
+    url = f"http://{host_port(settings.host, settings.http_port)}"
     parts.append(_endpoint(settings, env, url, wanted.slots))
     # Beside a release, which is judged by its latency, nothing else shall take the processor.
     watch = _watch(home, env) if settings.log and not wanted.slots else None

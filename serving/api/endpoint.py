@@ -46,6 +46,7 @@ from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest, Overloaded, UserOverLimit
 from serving.metrics import count_fault, count_rejected, exposition
 from serving.proto.recommendations_pb2_grpc import add_RecommendationsServicer_to_server
+from serving.redis.address import host_port
 from serving.settings import Settings, variable
 
 # Routes of KServe's that are not offered: they come first in the application, and say 404.
@@ -164,7 +165,7 @@ class Endpoint(ModelServer):
         while not self._http.started and not serving.done():
             await asyncio.sleep(0.005)
         if self._http.started:
-            on_ready(f"http://{_address(self._http_socket)}", grpc_address)
+            on_ready(f"http://{host_port(*self._http_socket.getsockname()[:2])}", grpc_address)
         await serving
         if self._stopping is not None:
             await self._stopping
@@ -203,8 +204,8 @@ class Endpoint(ModelServer):
         return server
 
     def _open_grpc(self) -> str:
-        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        return f"{host}:{self._grpc.add_insecure_port(f'{host}:{self._settings.grpc_port}')}"
+        host = self._settings.host
+        return host_port(host, self._grpc.add_insecure_port(host_port(host, self._settings.grpc_port)))
 
 
 def most_connections(settings: Settings) -> int:
@@ -379,8 +380,3 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
 
 def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(problem(status, detail), status, headers, MEDIA_TYPE)
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -40,10 +40,15 @@ class RedisAddress:
 
     def __str__(self) -> str:
         """Return the address without credentials, for messages."""
-        hosts = ",".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in self.nodes)
+        hosts = ",".join(host_port(*node) for node in self.nodes)
         return {"server": hosts, "cluster": f"cluster {hosts}"}.get(
             self.kind, f"{self.service!r} by sentinel {hosts}"
         )
+
+
+def host_port(host: str, port: int) -> str:
+    """Return HOST:PORT as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_redis_url(url: str) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from monitoring.retraining import (
     COOL_DOWN,
     claim_retrain,
-    may_retrain,
     note_run,
     release_retrain,
     started_run,
@@ -44,15 +43,16 @@ def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("started_at", ["2024-03-01T12:00:59.123456+00:00", "2024-03-01T13:00:59+01:00"])
 def test_times_of_starts_are_shown_to_the_minute_in_utc(tmp_path: Path, started_at: str) -> None:
-    (tmp_path / "retrain.json").write_text(json.dumps({"started_at": started_at, "key": "a"}))
-    later = NOW + timedelta(hours=1)
-    assert may_retrain(tmp_path, later, key="a").reason.endswith("already, at 2024-03-01T12:00+00:00")
-    refused = may_retrain(tmp_path, later, key="b").reason
+    claim_retrain(verdict(), tmp_path, NOW)
+    file, later = tmp_path / "retrain.json", NOW + timedelta(hours=1)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"started_at": started_at}))
+    assert claim_retrain(verdict(), tmp_path, later).reason.endswith("already, at 2024-03-01T12:00+00:00")
+    refused = claim_retrain(verdict(day=2), tmp_path, later).reason
     assert refused == (
         "a run was started at 2024-03-01T12:00+00:00; the next may start at 2024-03-01T18:01+00:00"
     )
     named = NOW + COOL_DOWN + timedelta(minutes=1)
-    assert may_retrain(tmp_path, named, key="b").allowed, "at the time that the message names"
+    assert claim_retrain(verdict(day=2), tmp_path, named).allowed, "at the time that the message names"
 
 
 @pytest.mark.parametrize("since", [None, datetime(2024, 2, 1, tzinfo=UTC)])
@@ -84,7 +84,7 @@ def test_the_run_of_the_last_start_is_known_once_it_is_noted(tmp_path: Path) -> 
     assert started_run(tmp_path) == ""
     note_run(first, tmp_path, "r5")
     assert started_run(tmp_path) == "r5"
-    assert not may_retrain(tmp_path, NOW).allowed
+    assert not claim_retrain(verdict(day=2), tmp_path, NOW).allowed
     claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
     note_run(first, tmp_path, "r5")
     assert started_run(tmp_path) == "", "a newer start has no run yet"
@@ -101,17 +101,13 @@ def test_a_newer_start_and_a_refusal_are_not_taken_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["ok", "warn", "insufficient_data", "schema_change"])
 def test_only_drift_starts_a_run(tmp_path: Path, status: Status) -> None:
     assert not claim_retrain(verdict(status), tmp_path, NOW).allowed
-    assert may_retrain(tmp_path, NOW).allowed
-
-
-def test_a_decision_alone_records_nothing(tmp_path: Path) -> None:
-    assert may_retrain(tmp_path, NOW).allowed
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [], "a refusal records nothing"
+    assert claim_retrain(verdict(), tmp_path, NOW).allowed
 
 
 def test_a_clock_that_was_set_back_does_not_forbid_retraining(tmp_path: Path) -> None:
     claim_retrain(verdict(), tmp_path, NOW)
-    assert may_retrain(tmp_path, NOW - timedelta(days=1)).allowed
+    assert claim_retrain(verdict(day=2), tmp_path, NOW - timedelta(days=1)).allowed
 
 
 def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
@@ -133,4 +129,4 @@ def test_of_many_checks_at_once_one_starts_a_run(tmp_path: Path) -> None:
 def test_a_broken_record_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "retrain.json").write_text(text)
     with pytest.raises(ValueError, match=r"retrain\.json .* remove it"):
-        may_retrain(tmp_path, NOW)
+        claim_retrain(verdict(), tmp_path, NOW)

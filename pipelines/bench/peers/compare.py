@@ -133,7 +133,7 @@ def _choose(
         for weight in (0.0, *(OWN_WEIGHTS if peer.with_own else ())):
             score = partial(_mixed, alone, own, weight) if weight else alone
             label = f"{name} + own purchases" if weight else name
-            found = _ndcg(_judge(score, tasks, statistics))
+            found = float(_judge(score, tasks, statistics).values("ndcg_at_10").mean())
             tried.append({"peer": label, **params, "own": weight, "ndcg_at_10": round(found, 5)})
             log.info("%s %s, own %g: %.4f on validation", name, dict(params), weight, found)
             if found > best.get(label, (-1.0,))[0]:
@@ -163,10 +163,6 @@ def _judge(score: Score, tasks: Sequence[Task], statistics: Statistics) -> Tally
         top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
         tally.add(top[np.argsort(-scores[top], kind="stable")], task.hidden, task.bought_before)
     return tally
-
-
-def _ndcg(tally: Tally) -> float:
-    return float(np.array(tally.rows)[:, METRICS.index("ndcg_at_10")].mean())
 
 
 def peers_table(results: dict[str, Any]) -> str:

@@ -92,7 +92,7 @@ class Peer:
 
 def read_seen(purchases: Purchases, statistics: Statistics) -> Seen:
     """Return purchases as codes of a catalogue; items outside of it are left out."""
-    code = np.array([statistics.code_of.get(item, -1) for item in purchases.item_ids.tolist()], np.int64)
+    code = statistics.each_code(purchases.item_ids.tolist())
     item = code[purchases.item]
     rows = np.flatnonzero(item >= 0)
     order = rows[np.lexsort((purchases.basket[rows], purchases.at[rows], purchases.user[rows]))]
@@ -110,14 +110,12 @@ def read_seen(purchases: Purchases, statistics: Statistics) -> Seen:
 def read_asked(task: Task, statistics: Statistics) -> PeerRequest:
     """Return a task's request as codes of a catalogue."""
     history = task.history
-    code = np.array([statistics.code_of.get(item, -1) for item in history.items.tolist()], np.int64)
     number = np.cumsum(history.begins()) - 1
-    item = code[history.item] if len(history) else np.empty(0, np.int64)
+    item = statistics.each_code(history.items.tolist())[history.item]
     kept = (item >= 0) & (history.kind == PURCHASE)
     _, number = np.unique(number[kept], return_inverse=True)
-    visible = np.array([statistics.code_of.get(item, -1) for item in task.visible], np.int64)
     age = (task.at - history.at[kept]) / DAY_S
-    return PeerRequest(task.user, visible[visible >= 0], item[kept], number, age)
+    return PeerRequest(task.user, statistics.codes(task.visible), item[kept], number, age)
 
 
 def fit_personal(seen: Seen, tau_days: float) -> Score:

@@ -1,12 +1,25 @@
 """A step's run in a real MLflow: parameters, numbers and curves; failed ones, and a server that is away."""
 
+import json
 import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
 from components.release.step_runs import recorded
+from tests.conftest import Numbers
+
+
+def train(report: dict[str, Any]) -> dict[str, Any]:
+    return report
+
+
+def pages(folder: Path) -> tuple[Numbers, Any]:
+    return Numbers(folder / "numbers"), SimpleNamespace(path=str(folder / "page"))
 
 
 def runs(uri: str) -> list[Any]:
@@ -17,7 +30,7 @@ def runs(uri: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_step_leaves_its_parameters_numbers_and_curve(uri: str) -> None:
+def test_a_step_leaves_its_parameters_numbers_and_curve(uri: str, tmp_path: Path) -> None:
     report = {
         "loss": 2.5,
         "table": {"fp16": 0.99, "as int4/weights": 1},
@@ -25,7 +38,8 @@ def test_a_step_leaves_its_parameters_numbers_and_curve(uri: str) -> None:
         "model": "dlrm",
         "gap": float("nan"),
     }
-    assert recorded(uri, "recommender", "train", {"epochs": 2, "size": {"dim": 8}}, lambda: report) is report
+    params = {"epochs": 2, "size": {"dim": 8}}
+    assert recorded(partial(train, report), params, uri, "recommender", *pages(tmp_path)) is report
     [run] = runs(uri)
     assert (run.info.run_name, run.info.status) == ("train", "FINISHED")
     assert run.data.params == {"epochs": "2", "size.dim": "8"}
@@ -41,17 +55,21 @@ def test_a_step_leaves_its_parameters_numbers_and_curve(uri: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_fails_is_recorded_as_failed(uri: str) -> None:
+def test_a_step_that_fails_is_recorded_as_failed(uri: str, tmp_path: Path) -> None:
     def work() -> dict[str, Any]:
         raise ValueError("no list holds a purchase")
 
     with pytest.raises(ValueError, match="no list"):
-        recorded(uri, "recommender", "train", {}, work)
+        recorded(partial(work), {}, uri, "recommender", *pages(tmp_path))
     [run] = runs(uri)
     assert (run.info.status, run.data.tags["error"]) == ("FAILED", "ValueError: no list holds a purchase")
 
 
-def test_a_server_that_is_away_costs_the_record_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_away_costs_the_record_alone(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    numbers, page = pages(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert recorded("http://127.0.0.1:9", "recommender", "train", {}, lambda: {"loss": 1}) == {"loss": 1}
+        recorded(partial(train, {"loss": 1}), {}, "http://127.0.0.1:9", "recommender", numbers, page)
     assert "train is not recorded in MLflow: no registry at" in caplog.text
+    assert json.loads(Path(numbers.path).read_text()) == {"loss": 1}, "its page is written all the same"

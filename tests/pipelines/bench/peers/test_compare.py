@@ -10,7 +10,7 @@ from components.data.fit_statistics import fit, read_purchases
 from components.evaluation.protocol import read_tasks
 from feature_repo.statistics import read_statistics, read_vocabulary
 from pipelines.bench.compression import TrainingLine
-from pipelines.bench.peers.compare import VALIDATION, _judge, _ndcg, bench_peers
+from pipelines.bench.peers.compare import VALIDATION, _judge, bench_peers
 from pipelines.bench.peers.rankers import Peer, fit_item_knn, fit_personal
 
 pytestmark = pytest.mark.slow
@@ -58,5 +58,6 @@ def _best_sellers_in_validation(line: TrainingLine) -> tuple[float, float]:
     known = purchases.before(cut)
     tasks = read_tasks(known, at_cut, start.timestamp(), cut.timestamp()).hidden
     return tuple(  # type: ignore[return-value]
-        _ndcg(_judge(lambda asked: np.zeros(len(at_cut.item_ids)), tasks, one)) for one in (before, at_cut)
+        float(_judge(lambda asked: np.zeros(len(at_cut.item_ids)), tasks, one).values("ndcg_at_10").mean())
+        for one in (before, at_cut)
     )
