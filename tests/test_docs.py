@@ -117,15 +117,6 @@ def test_the_text_names_commands_and_options_that_exist() -> None:
         assert set(re.findall(r"(?<!\S)--[a-z-]+", span)) <= options(COMMANDS[called]), span
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_each_command_is_in_the_reference_and_explains_itself(path: tuple[str, ...]) -> None:
-    assert f"## `reco {' '.join(path)}`" in text_of("reference/commands.md").splitlines()
-    command = COMMANDS[path]
-    assert command.get_short_help_str(limit=200), f"reco {' '.join(path)} has no help"
-    silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help and not p.hidden]
-    assert not silent, f"reco {' '.join(path)}: options without help"
-
-
 def test_each_target_of_the_makefile_explains_itself() -> None:
     explained = set(re.findall(r"^([a-z]+):.*## \S", MAKEFILE, re.MULTILINE))
     assert explained == TARGETS

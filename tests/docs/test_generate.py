@@ -39,13 +39,16 @@ def test_every_expected_error_is_listed_with_its_exit_code() -> None:
     assert exit_code("DeadlineNear") == RecommendError.exit_code, "inherited"
 
 
-def test_every_option_of_a_command_is_listed() -> None:
+def test_every_command_and_option_is_listed_and_explains_itself() -> None:
     page = reference.commands_page()
     for path, command in reference.commands(reference.program()):
         section = page.split(f"## `reco {' '.join(path)}`\n")[1].split("\n## ")[0]
+        assert command.get_short_help_str(limit=200), path
         for option in command.params:
-            if isinstance(option, click.Option) and option.name not in {"home", "output", "debug"}:
-                assert option.hidden or f"`{option.opts[-1]}`" in section, (path, option.opts)
+            if isinstance(option, click.Option) and not option.hidden:
+                assert option.help, (path, option.opts)
+                common = option.name in {"home", "output", "debug"}
+                assert common or f"`{option.opts[-1]}`" in section, (path, option.opts)
 
 
 def test_every_metric_of_ours_is_listed() -> None:

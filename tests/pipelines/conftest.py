@@ -12,6 +12,7 @@ from kfp.dsl import Dataset, Input, Model, Output
 from monitoring.verdict import DriftVerdict
 from monitoring.windows import Window
 from pipelines.run.graph import Spec, read_spec
+from pipelines.run.runs import Run, new_run
 from serving.release.champion import Champion, write_champion
 from serving.release.manifest import read_manifest
 
@@ -121,6 +122,18 @@ def toy_home(home: Path, toy_line: Path) -> Path:
     champion = Champion(manifest["bundle_id"], "1", "toy", "bundles/toy", manifest["cut"], "2026-01-01")
     write_champion(home, champion)
     return home
+
+
+def promote_run(home: Path, data: str = "toy", bundle_id: str = "b1", version: str = "1") -> Run:
+    """Record a run with these data whose bundle is the champion, by its name alone."""
+    run = new_run(home, "training", {"data": data}, ["promote-bundle"])
+    step = run.step("promote-bundle")
+    step.status = "done"
+    step.parameters = {"Output": {"bundle_id": bundle_id, "version": version, "changed": True}}
+    run.save()
+    place = f"bundles/{bundle_id}"
+    write_champion(home, Champion(bundle_id, version, "reco", place, "2024-01-01", "2024-01-02"))
+    return run
 
 
 @pytest.fixture

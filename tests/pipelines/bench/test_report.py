@@ -14,7 +14,6 @@ from pipelines.bench.report import (
     percentiles,
     picture,
     short,
-    table,
     write_report,
 )
 
@@ -28,15 +27,6 @@ def test_percentiles_are_values_and_missing_where_they_cannot_be_resolved() -> N
     assert (percentiles(values)["p99_9"], percentiles(values[:1_000])["p99_9"]) == (999.0, None)
     assert percentiles([7.0])["p50"] == 7.0
     assert set(percentiles([]).values()) == {None}
-
-
-def test_a_table_is_markdown() -> None:
-    assert table(["arm", "ms"], [["ours", 2], ["null", "–"]]) == [
-        "| arm | ms |",
-        "|---|---|",
-        "| ours | 2 |",
-        "| null | – |",
-    ]
 
 
 @pytest.mark.parametrize(

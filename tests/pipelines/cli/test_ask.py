@@ -98,12 +98,6 @@ def test_an_unreadable_rules_file_is_refused(shop: Path, question: list[str]) ->
     assert not Path("best.json").exists()
 
 
-@pytest.mark.parametrize("k", ["-1", "500"])
-def test_a_number_of_items_out_of_range_is_refused_with_the_range(shop: Path, k: str) -> None:
-    done = reco(shop, "recommend", "-k", k)
-    assert (done.exit_code, "is not in the range 0<=x<=100" in done.output) == (2, True)
-
-
 def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:
     done = reco(shop, "recommend", "--user", "u1", "--basket", "1000010")
     assert done.exit_code == 0

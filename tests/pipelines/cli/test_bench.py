@@ -12,8 +12,8 @@ import pytest
 from pipelines.bench.load.waiting import wait_for
 from pipelines.live.up import reco as program
 from pipelines.run.runs import new_run
-from serving.release.champion import Champion, write_champion
 from tests.pipelines.cli.conftest import reco
+from tests.pipelines.conftest import promote_run
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,12 @@ def test_new_items_get_vectors_of_the_champions_own_towers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a newer run that the gate refused lie in another space, though they know the same items."""
-    promoted, refused = (new_run(tmp_path, "training", {}, ["promote-bundle"]) for _ in range(2))
+    promoted, refused = promote_run(tmp_path), new_run(tmp_path, "training", {}, ["promote-bundle"])
     for run in (promoted, refused):
         (run.artifacts("train-retriever") / "checkpoint").mkdir(parents=True)
-    promoted.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1", "version": "1"}}
-    promoted.save()
     evaluated = refused.artifacts("evaluate-bundle") / "evaluated"
     evaluated.mkdir(parents=True)
     (evaluated / "manifest.json").touch()
-    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2024-01-01", "2024-01-02"))
     monkeypatch.setattr("pipelines.cli.bench._dataset", lambda context, data: tmp_path)
     used: list[Path] = []
 

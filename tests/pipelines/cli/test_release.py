@@ -41,11 +41,6 @@ def test_one_update_of_the_champion_at_a_time(
     assert (done.exit_code, "is extending the champion" in done.output) == (4, True), done.output
 
 
-def test_a_refresh_refuses_unknown_data_as_other_commands_do(shop: Path) -> None:
-    done = reco(shop, "refresh", "--data", "tyo")
-    assert (done.exit_code, "no data 'tyo'" in done.output) == (2, True), done.output
-
-
 def test_a_file_without_items_makes_no_version(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -30,86 +31,73 @@ def test_each_command_takes_the_common_options(name: str) -> None:
         assert {"--home", "--output", "--debug"} <= set(said.split())
 
 
+SUBMIT, TRACKED = "submit --host http://127.0.0.1:1", "--tracking-uri http://127.0.0.1:1"
+SCHEDULE = "schedule --host http://127.0.0.1:1 --data /mnt/reco/offline_store"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("command", "says"),
     [
-        (["rnu"], "did you mean 'run'"),
-        (["run", "--data", "toi"], "did you mean 'toy'"),
-        (["run", "--train-until", "tomorrow"], "'tomorrow' is no date"),
-        (["run", "--only", "train-ranker"], "--only needs --resume"),
-        (["run", "--resume", "nothing"], "none yet: start one with `reco --home "),
-        (["run", "--data", "toy", "--param", "ranker_params.epochs"], "ranker_params.epochs"),
-        (["run", "--data", "toy", "--param", "ranker_parms.epochs=1"], "did you mean 'ranker_params'"),
-        (["run", "--data", "toy", "--param", "epochs=3"], "has no parameter 'epochs'"),
-        (["run", "--resume", ""], "--resume is empty: name a run or `last`"),
-        (["run", "--resume", "last", "--data", "complete-journey"], "--data means nothing with --resume"),
-        (["run", "--resume", "last", "--tracking-uri", ""], "--tracking-uri means nothing"),
-        (["why", "1", "--request-id", "r", "--user", "5"], "--user means nothing with --request-id"),
-        (["recommend", "--requests", "-", "--basket", "5"], "--basket means nothing with --requests"),
-        (["submit", "--host", "http://127.0.0.1:1"], "needs --tracking-uri http"),
-        (
-            ["submit", "--host", "http://127.0.0.1:1", "--tracking-uri", "http://127.0.0.1:1"],
-            "they end with the pod that wrote them",
-        ),
-        (
-            ["run", "--data", "toy", "--param", "online_store=http://cache"],
-            "is no scheme of an online store in Redis",
-        ),
-        (
-            [
-                "submit",
-                "--host",
-                "http://127.0.0.1:1",
-                "--tracking-uri",
-                "http://127.0.0.1:1",
-                "--volume",
-                "reco",
-                "--online-store",
-                "rediss+sentinel://cache/shop",
-            ],
-            "through TLS",
-        ),
-        (["compile", "--state", "/data"], "--state needs --volume"),
-        (["compile", "--volume", "reco", "--state", "data"], "it begins with /"),
-        (["doctor", "--home", __file__], "is a file"),
-        (["models", "--tracking-uri", "ftp://x"], "tracking URI with scheme 'ftp'"),
-        (["recommend", "--basket", "1"], "has no champion"),
-        (["serve"], "has no champion"),
-        (["run", "--data", ""], "--data is empty"),
-        (
-            ["run", "--data", "toy", "--param", "ranker_params.dlrm.epochs=-1"],
-            "epochs is -1, expected `int` >= 1",
-        ),
-        (["promote", "--gate", "over_blend"], "--gate 'over_blend': expected NAME=VALUE"),
-        (["drift"], "has no champion"),
-        (["run", "--data", "toy", "--fast", "--full"], "give one"),
-        (["up"], "has no champion"),
-        (["up", "--replay", "complete-jurney"], "complete-journey"),
-        (["up", "--port", "70000"], "70000 is not in the range"),
-        (["up", "--replay", "toy", "--speed", "-1"], "'--speed': -1.0 is not in the range"),
-        (["up", "--replay", "toy", "--speed", "inf"], "'--speed': inf is no finite number"),
-        (["replay-events", "--seed", "-1"], "'--seed': -1 is not in the range"),
-        (["watch", "--every", "nan"], "'--every': nan is no finite number"),
-        (["watch", "--every", "0"], "'--every': 0.0 is not in the range"),
-        (["watch", "--pipelines", "https://kfp.shop.example"], "--pipelines needs --retrain"),
-        (["watch", "--retrain", "--pipelines", "kfp.example"], "is 'kfp.example', expected http(s)"),
-        (["kpi", "--hours", "169"], "'--hours': 169.0 is not in the range"),
-        (["kpi", "--hours", "0"], "'--hours': 0.0 is not in the range"),
-        (["release", "--status", "--hold-s", "inf"], "'--hold-s': inf is not in the range"),
-        (["drill"], "no drill named"),
-        (["drill", "store-frosen"], "store-frozen"),
-        (["drill", "store-frozen", "--data", "real"], "--data"),
-        (["drill", "store-frozen"], "no champion"),
-        (["drill", "release", "--list"], "takes no --short, --with-alerts or --list"),
-        (["drill", "release", "good", "--short"], "takes no --short, --with-alerts or --list"),
-        (["drill", "release", "--with-alerts"], "takes no --short, --with-alerts or --list"),
+        ("rnu", "did you mean 'run'"),
+        ("run --data toi", "did you mean 'toy'"),
+        ("run --train-until tomorrow", "'tomorrow' is no date"),
+        ("run --only train-ranker", "--only needs --resume"),
+        ("run --resume nothing", "none yet: start one with `reco --home "),
+        ("run --data toy --param ranker_params.epochs", "ranker_params.epochs"),
+        ("run --data toy --param ranker_parms.epochs=1", "did you mean 'ranker_params'"),
+        ("run --data toy --param epochs=3", "has no parameter 'epochs'"),
+        ("run --resume ''", "--resume is empty: name a run or `last`"),
+        ("run --resume last --data complete-journey", "--data means nothing with --resume"),
+        ("run --resume last --tracking-uri ''", "--tracking-uri means nothing"),
+        ("why 1 --request-id r --user 5", "--user means nothing with --request-id"),
+        ("recommend --requests - --basket 5", "--basket means nothing with --requests"),
+        (SUBMIT, "needs --tracking-uri http"),
+        (f"{SUBMIT} {TRACKED}", "they end with the pod that wrote them"),
+        ("run --data toy --param online_store=http://cache", "is no scheme of an online store in Redis"),
+        (f"{SUBMIT} {TRACKED} --volume v --online-store rediss+sentinel://cache/shop", "through TLS"),
+        (f"{SUBMIT} {TRACKED} --volume v --release --fast", "gate has limits of its own"),
+        (f"{SUBMIT} {TRACKED} --volume v --release --param gate_params.over_blend=1", "limits of its own"),
+        (SCHEDULE, "needs --volume"),
+        (f"{SCHEDULE} --volume v --cron '0 6 * * *'", "5 fields, expected six"),
+        ("compile --state /data", "--state needs --volume"),
+        ("compile --volume reco --state data", "it begins with /"),
+        (f"doctor --home {__file__}", "is a file"),
+        ("models --tracking-uri ftp://x", "tracking URI with scheme 'ftp'"),
+        ("recommend --basket 1", "has no champion"),
+        ("recommend -k -1", "-1 is not in the range 0<=x<=100"),
+        ("recommend -k 500", "500 is not in the range 0<=x<=100"),
+        ("refresh --data tyo", "no data 'tyo'"),
+        ("serve", "has no champion"),
+        ("run --data ''", "--data is empty"),
+        ("run --data toy --param ranker_params.dlrm.epochs=-1", "epochs is -1, expected `int` >= 1"),
+        ("promote --gate over_blend", "--gate 'over_blend': expected NAME=VALUE"),
+        ("drift", "has no champion"),
+        ("run --data toy --fast --full", "give one"),
+        ("up", "has no champion"),
+        ("up --replay complete-jurney", "complete-journey"),
+        ("up --port 70000", "70000 is not in the range"),
+        ("up --replay toy --speed -1", "'--speed': -1.0 is not in the range"),
+        ("up --replay toy --speed inf", "'--speed': inf is no finite number"),
+        ("replay-events --seed -1", "'--seed': -1 is not in the range"),
+        ("watch --every nan", "'--every': nan is no finite number"),
+        ("watch --every 0", "'--every': 0.0 is not in the range"),
+        ("watch --pipelines https://kfp.shop.example", "--pipelines needs --retrain"),
+        ("watch --retrain --pipelines kfp.example", "is 'kfp.example', expected http(s)"),
+        ("kpi --hours 169", "'--hours': 169.0 is not in the range"),
+        ("kpi --hours 0", "'--hours': 0.0 is not in the range"),
+        ("release --status --hold-s inf", "'--hold-s': inf is not in the range"),
+        ("drill", "no drill named"),
+        ("drill store-frosen", "no drill 'store-frosen': did you mean 'store-frozen'"),
+        ("drill store-frozen --data real", "--data"),
+        ("drill store-frozen", "no champion"),
+        ("drill release --list", "takes no --short, --with-alerts or --list"),
+        ("drill release good --short", "takes no --short, --with-alerts or --list"),
+        ("drill release --with-alerts", "takes no --short, --with-alerts or --list"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=str,
 )
-def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(
-    tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    done = reco(tmp_path / "home", *arguments)
+def test_wrong_usage_exits_with_2_and_says_how_to_fix_it(tmp_path: Path, command: str, says: str) -> None:
+    done = reco(tmp_path / "home", *shlex.split(command))
     assert done.exit_code == 2
     assert says in done.output
     assert "Traceback" not in done.output

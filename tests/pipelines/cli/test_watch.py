@@ -18,6 +18,7 @@ from serving.settings import Settings
 from tests.champions import promote_sealed
 from tests.monitoring.shop_visits import write_visits
 from tests.pipelines.cli.conftest import PRICE, answered, reco
+from tests.pipelines.conftest import VERDICT
 
 
 @pytest.mark.parametrize(
@@ -34,9 +35,8 @@ def test_drift_reports_the_outcome_of_the_retraining(
             raise outcome
         return outcome
 
-    verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
     promote_sealed(tmp_path)
-    monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: verdict)
+    monkeypatch.setattr("monitoring.drift.drift_of_log", lambda *_: VERDICT)
     monkeypatch.setattr("pipelines.run.launch.retrain", retrain)
     done = reco(tmp_path, "drift", "--quick", "--retrain", "--output", "json")
     assert done.exit_code == code

@@ -79,12 +79,3 @@ def test_limit_data_cuts_an_answer_and_reset_peer_the_connection(proxy: Proxy) -
         proxy.reset_peer()
         with pytest.raises(ConnectionError):
             keep_asking(client)
-
-
-def test_the_proxy_refuses_connections_and_accepts_again(proxy: Proxy) -> None:
-    proxy.refuse()
-    with pytest.raises(ConnectionRefusedError):
-        dial(proxy)
-    proxy.listen()
-    with dial(proxy) as client:
-        assert exchange(client) == b"abcabc"

@@ -28,6 +28,7 @@ from serving.release.manifest import read_manifest
 from serving.settings import Settings, variable
 from serving.shop.fact_store import open_fact_store
 from tests.feature_repo.stream.published_shop import write_note
+from tests.pipelines.conftest import promote_run
 
 
 def look(home: Path, **settings: object) -> dict[str, Finding]:
@@ -59,15 +60,12 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
     bundle_id = manifest["bundle_id"]
     shutil.copytree(toy_line / "evaluated", home / "bundles" / bundle_id)
     cut = (toy_line / "cut.txt").read_text()
+    promote_run(home, "toy", bundle_id)
     write_champion(home, Champion(bundle_id, "3", "reco", f"bundles/{bundle_id}", cut, cut))
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         database.execute("CREATE TABLE registered_model_aliases (alias TEXT, version INTEGER, name TEXT)")
         database.execute("INSERT INTO registered_model_aliases VALUES ('champion', 3, 'reco')")
         database.execute("CREATE TABLE registered_model_tags (key TEXT, value TEXT, name TEXT)")
-    run = new_run(home, "training", {"data": "toy"}, ["promote-bundle"])
-    run.step("promote-bundle").status = "done"
-    run.step("promote-bundle").parameters = {"Output": {"bundle_id": bundle_id}}
-    run.save()
     return home
 
 
@@ -135,14 +133,11 @@ def test_the_age_of_the_champion_s_data_is_told(
     tmp_path: Path, data: str, days: int, status: str, says: str
 ) -> None:
     end = (datetime.now(UTC) - timedelta(days=days, hours=1)).isoformat()
-    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2020-01-01", "2020-02-02"))
     write_note(tmp_path, until=end)
-    run = new_run(tmp_path, "training", {"data": data}, ["promote-bundle"])
-    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
-    run.save()
+    promote_run(tmp_path, data)
     found = look(tmp_path)["model age"]
     assert (found.status, bool(found.mend)) == (status, status == "warn")
-    assert found.found.startswith("promoted 2020-02-02, its data end ")
+    assert found.found.startswith("promoted 2024-01-02, its data end ")
     assert says in found.found
 
 
@@ -185,11 +180,8 @@ def test_an_online_store_of_another_run_is_found(home: Path) -> None:
     [(True, "run --resume {run_id} --only publish-features"), (False, "run --data /my/shop")],
 )
 def test_a_lost_online_store_is_no_new_one(tmp_path: Path, kept: bool, mend: str) -> None:
-    write_champion(tmp_path, Champion("b1", "1", "reco", "bundles/b1", "2024-01-01", "2024-01-01"))
     write_note(tmp_path, cut="2024-01-01T00:00:00Z", until="2024-01-01T00:00:00Z")
-    run = new_run(tmp_path, "training", {"data": "/my/shop", "online_store": ""}, ["promote-bundle"])
-    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b1"}}
-    run.save()
+    run = promote_run(tmp_path, "/my/shop")
     if kept:
         (run.artifacts("materialize-features") / "features").mkdir(parents=True)
     found = look(tmp_path)["online store"]

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from feature_repo.facts import Fact
 from feature_repo.queries import Query
 from feature_repo.schema import DENSE_NAMES
 from feature_repo.toy_shop import held_out, item_name, request_basket, user_name
-from pipelines.cli.shell import main
 from pipelines.inspect.items import ItemUnknown
 from pipelines.inspect.why import SourcePlace, Verdict, _percent, explain, served
 from serving.answer.recommender import Recommender, open_recommender
@@ -25,6 +23,7 @@ from serving.shop.fact_store import SqliteFactStore
 from serving.shop.rules import Catalogue
 from serving.shop.rules_file import parse_rules
 from serving.stores.online_features import MemoryStore, SqliteStore
+from tests.pipelines.cli.conftest import reco
 
 AT = 1_718_186_400.0  # in the toy shop's test weeks
 PLAIN: dict[str, Any] = {"type_penalty": 1.0, "exposure": 0.0, "novelty": 0.0}
@@ -233,7 +232,7 @@ def test_a_request_for_no_items_is_explained(recommender: Recommender) -> None:
 
 
 def reco_why(home: Path, *arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["--home", str(home), "why", *arguments])
+    done = reco(home, "why", *arguments)
     return done.exit_code, done.output
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import redis
 import yaml
-from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
 
 from components.home import locked, read_running
@@ -23,7 +22,6 @@ from feature_repo.stream.archive import read_archive
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from feature_repo.stream.publication import PublicationDamaged
 from pipelines.cli.options import Context
-from pipelines.cli.shell import main
 from pipelines.live import up
 from pipelines.live.monitors import Programs
 from pipelines.live.ports import PortInUse
@@ -33,6 +31,7 @@ from serving.release.champion import Champion, write_champion
 from serving.settings import Settings
 from tests.chaos.procs import eventually
 from tests.components.release.shop_features import CUT, END, events, held, iso, train
+from tests.pipelines.cli.conftest import reco
 
 CHAMPION = Champion("b1", "3", "checkout-recommender", "bundles/b1", "2024-06-10T00:00:00Z", "")
 FREE = Wanted(port=0, grpc_port=0, store_port=0, broker_port=0)
@@ -317,7 +316,7 @@ def test_store_broker_and_stream_start_restart_and_stop(tmp_path: Path) -> None:
 def test_the_command_needs_a_free_home(tmp_path: Path) -> None:
     write_champion(tmp_path, CHAMPION)
     with locked(tmp_path / "up.lock", "running `reco up`"):
-        twice = CliRunner().invoke(main, ["--home", str(tmp_path), "up"])
+        twice = reco(tmp_path, "up")
     assert (twice.exit_code, "running `reco up`" in twice.stderr) == (4, True)
 
 
@@ -338,7 +337,7 @@ def test_the_running_addresses_are_published_until_the_end(
 
     monkeypatch.setattr(Supervisor, "run", run)
     free = [f"--{name}=0" for name in ("port", "grpc-port", "store-port")]
-    done = CliRunner().invoke(main, ["--home", str(tmp_path), "up", *free, "--broker-port", "0"])
+    done = reco(tmp_path, "up", *free, "--broker-port", "0")
     assert done.exit_code == 0, done.output
     [(running, store, broker), (_, *named)] = seen
     assert running is not None

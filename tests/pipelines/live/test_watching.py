@@ -19,7 +19,6 @@ from feature_repo.stream.archive import BASE, EVENTS, write_segment
 from feature_repo.toy_shop import toy_dataset
 from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
-from monitoring.windows import Window
 from pipelines.cli.options import read_token
 from pipelines.live.ports import claim_port
 from pipelines.live.watching import look, watch_home
@@ -28,6 +27,7 @@ from serving.prediction_log import RECORD_SCHEMA
 from serving.settings import Settings
 from tests.champions import promote_sealed
 from tests.monitoring.shop_visits import PRICE, TAKES, write_visits
+from tests.pipelines.conftest import VERDICT
 
 
 def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> None:
@@ -182,11 +182,10 @@ def test_a_watch_that_was_stopped_during_a_look_starts_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, lines = threading.Event(), list[str]()
-    verdict = DriftVerdict("drifted", "category PSI 0.3", "answers", Window(), Window(), ())
 
     def interrupted(settings: Settings, gauges: Any, retrain: Any, result: Any) -> list[str]:
         stop.set()
-        return [retrain(verdict)["said"]]
+        return [retrain(VERDICT)["said"]]
 
     monkeypatch.setattr("pipelines.live.watching.look", interrupted)
     address = ("127.0.0.1", claim_port(0, ""))

@@ -18,52 +18,38 @@ from serving.settings import SettingInvalid
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "of_step"),
     [
-        (GateFailed(Check("ndcg_at_10", 0.1, 0.2, "floor")), 1),
-        (BundleInvalid("x"), 1),
-        (ContractViolation("x"), 1),
-        (EventsInvalid("x"), 1),
-        (NoChampion("x"), 2),
-        (SettingInvalid("x"), 2),
-        (InvalidRequest("x"), 2),
-        (ValueError("x"), 2),
-        (TypeError("x"), 2),
-        (RegistryUnreachable("x"), 3),
-        (FeaturesUnavailable("x"), 3),
-        (FactsUnavailable("x"), 3),
-        (mlflow.exceptions.RestException({"error_code": "INTERNAL_ERROR"}), 3),
-        (sqlalchemy.exc.OperationalError("x", None, Exception("y")), 3),
-        (PermissionError("x"), 3),
-        (Conflict("x"), 4),
-        (PortInUse("x"), 4),
-        (ZeroDivisionError("x"), None),
+        (GateFailed(Check("ndcg_at_10", 0.1, 0.2, "floor")), 1, 1),
+        (BundleInvalid("x"), 1, 1),
+        (ContractViolation("x"), 1, 1),
+        (EventsInvalid("x"), 1, 1),
+        (NoChampion("x"), 2, 2),
+        (SettingInvalid("x"), 2, 2),
+        (InvalidRequest("x"), 2, 2),
+        (NothingToCompare("x"), 2, 2),
+        (ValueError("x"), 2, 1),
+        (TypeError("x"), 2, 1),
+        (RegistryUnreachable("x"), 3, 3),
+        (FeaturesUnavailable("x"), 3, 3),
+        (FactsUnavailable("x"), 3, 3),
+        (ConnectionRefusedError("x"), 3, 3),
+        (PermissionError("x"), 3, 1),
+        (mlflow.exceptions.RestException({"error_code": "INTERNAL_ERROR"}), 3, 1),
+        (sqlalchemy.exc.OperationalError("x", None, Exception("y")), 3, 1),
+        (redis.ConnectionError("x"), None, 3),
+        (redis.TimeoutError("x"), None, 3),
+        (Conflict("x"), 4, 4),
+        (PortInUse("x"), 4, 4),
+        (KeyError(), None, 1),
+        (ZeroDivisionError("x"), None, 1),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> None:
-    assert exit_code(error) == code
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (GateFailed(Check("ndcg_at_10", 0.1, 0.2, "floor")), 1),
-        (EventsInvalid("x"), 1),
-        (ValueError("x"), 1),
-        (KeyError(), 1),
-        (NothingToCompare("the champion was evaluated on another test window"), 2),
-        (NoChampion("there is nothing to go back to"), 2),
-        (RegistryUnreachable("no registry"), 3),
-        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), 3),
-        (redis.TimeoutError("Timeout reading from socket"), 3),
-        (ConnectionRefusedError("the online store at 127.0.0.1:1 cannot be reached: refused"), 3),
-        (Conflict("process 7 promotes"), 4),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
-)
-def test_a_step_has_the_code_of_its_error(error: Exception, code: int) -> None:
-    assert exit_code_of_step(error) == code
+def test_each_error_has_its_exit_code_in_a_command_and_in_a_step(
+    error: Exception, code: int | None, of_step: int
+) -> None:
+    assert (exit_code(error), exit_code_of_step(error)) == (code, of_step)
 
 
 @pytest.mark.parametrize(

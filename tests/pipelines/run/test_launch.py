@@ -39,7 +39,7 @@ from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.stages.retrieval import Quotas
-from tests.pipelines.conftest import VERDICT
+from tests.pipelines.conftest import VERDICT, promote_run
 from tests.serving.conftest import build_bundle
 
 
@@ -47,62 +47,69 @@ from tests.serving.conftest import build_bundle
 def drifted(tmp_path: Path) -> Path:
     """A home whose champion `good` was promoted by the second of three runs."""
     home = tmp_path / "home"
-    for bundle_id, data in (("older", "toy"), ("good", "/shop"), ("refused", "complete-journey")):
-        of_then = {"train_until": "2024-01-01", "online_store": "redis://127.0.0.1:16379/0"}
-        run = new_run(home, "training", {"data": data, **of_then}, ["promote-bundle"], "fast")
-        step = run.step("promote-bundle")
-        step.status = "failed" if bundle_id == "refused" else "done"
-        if step.status == "done":
-            step.parameters = {"Output": {"bundle_id": bundle_id, "version": "1", "changed": True}}
-        run.save()
-    write_champion(home, Champion("good", "2", "reco", "bundles/good", "2024-01-01", "2024-01-02"))
+    promote_run(home, "toy", "older")
+    good = promote_run(home, "/shop", "good", version="2")
+    good.arguments |= {"train_until": "2024-01-01", "online_store": "redis://127.0.0.1:16379/0"}
+    good.size = "fast"
+    good.save()
+    refused = new_run(home, "training", {"data": "complete-journey"}, ["promote-bundle"])
+    refused.step("promote-bundle").status = "failed"
+    refused.save()
     return home
 
 
-def promote_run(home: Path, data: str) -> None:
-    """Make a run with this data the one that promoted the champion."""
-    run = new_run(home, "training", {"data": data}, ["promote-bundle"])
-    run.step("promote-bundle").parameters = {"Output": {"bundle_id": "b", "version": "1", "changed": True}}
-    run.save()
-    write_champion(home, Champion("b", "1", "reco", "bundles/b", "2024-01-01", "2024-01-02"))
+ARCHIVE = "offline_store"  # of a home: what its own stream has kept
 
 
-def test_a_built_in_shop_replaces_no_champion_of_own_data_and_none_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def promote_runs(home: Path, *data: str) -> None:
+    for one in data:
+        promote_run(home, str(home / one) if one == ARCHIVE else one)
+
+
+@pytest.mark.parametrize(
+    ("promoted", "data", "warns"),
+    [
+        ([], "toy", False),
+        (["/my/shop"], "/my/shop/newer", False),
+        (["toy"], "toy", False),
+        (["toy"], "/my/shop", False),
+        (["toy"], "complete-journey", True),
+        ([ARCHIVE, "toy", ARCHIVE], "toy", False),
+        ([ARCHIVE, "toy", ARCHIVE], "complete-journey", True),
+    ],
+)
+def test_a_built_in_shop_replaces_the_other_one_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, promoted: list[str], data: str, warns: bool
 ) -> None:
-    check_champions_data(tmp_path, "toy")
-    promote_run(tmp_path, "/my/shop")
-    with pytest.raises(ArgumentsInvalid, match=r"learnt from /my/shop, .* of its own with --home"):
+    promote_runs(tmp_path, *promoted)
+    check_champions_data(tmp_path, data)
+    said = "the champion learnt from toy, and a model of complete-journey replaces it; to keep"
+    assert [message.startswith(said) for message in caplog.messages] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("promoted", "learnt"),
+    [
+        (["/my/shop"], "/my/shop"),
+        ([ARCHIVE], r"\S+offline_store"),
+        (["toy", ARCHIVE, "/my shop"], "'/my shop'"),
+    ],
+)
+def test_a_built_in_shop_replaces_no_champion_of_own_data(
+    tmp_path: Path, promoted: list[str], learnt: str
+) -> None:
+    promote_runs(tmp_path, *promoted)
+    said = f"train with --data {learnt}, or give complete-journey a home of its own"
+    with pytest.raises(ArgumentsInvalid, match=said):
         start_training(tmp_path, {}, "fast", "", sys.stderr)
-    check_champions_data(tmp_path, "/my/shop/newer")
-    promote_run(tmp_path, "toy")
-    for data in ("toy", "/my/shop"):
-        check_champions_data(tmp_path, data)
-    assert caplog.messages == []
-    check_champions_data(tmp_path, "complete-journey")
-    [said] = caplog.messages
-    assert said.startswith(
-        "the champion learnt from toy, and a model of complete-journey replaces it; to keep"
-    )
 
 
-def test_the_data_before_the_home_s_archive_say_whose_champion_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_beside_a_damaged_pointer_the_newest_run_that_promoted_says_whose_champion_it_is(
+    tmp_path: Path,
 ) -> None:
-    promote_run(tmp_path, str(tmp_path / "offline_store"))
-    with pytest.raises(ArgumentsInvalid, match=r"train with --data \S+offline_store, or give toy a home"):
-        check_champions_data(tmp_path, "toy")
-    promote_run(tmp_path, "toy")
-    promote_run(tmp_path, str(tmp_path / "offline_store"))
-    check_champions_data(tmp_path, "toy")
-    assert caplog.messages == []
-    check_champions_data(tmp_path, "complete-journey")
-    assert "the champion learnt from toy" in caplog.text
-    promote_run(tmp_path, "/my shop")
-    with pytest.raises(ArgumentsInvalid, match=r"train with --data '/my shop', or"):
-        check_champions_data(tmp_path, "toy")
+    promote_runs(tmp_path, "/my shop")
     new_run(tmp_path, "training", {"data": "toy"}, ["promote-bundle"]).save()  # it promoted nothing
-    promote_run(tmp_path, str(tmp_path / "offline_store"))
+    promote_runs(tmp_path, ARCHIVE)
     (tmp_path / "champion.json").write_text("{")
     with pytest.raises(ArgumentsInvalid, match=r"train with --data \S+offline_store, or give toy a home"):
         check_champions_data(tmp_path, "toy")
@@ -229,7 +236,7 @@ def test_a_run_that_failed_in_a_step_starts_the_cool_down_and_says_who_is_champi
 def test_a_run_whose_version_was_replaced_names_the_champion(drifted: Path) -> None:
     """Resumed, a finished run does nothing, and says what became of it."""
     _, good, older = list_runs(drifted)
-    assert promoted(good).startswith("version 1 (bundle good) is champion  [")
+    assert promoted(good).startswith("version 2 (bundle good) is champion  [")
     assert promoted(older).startswith("version 1 (bundle older) was promoted; champion is version 2  [")
 
 

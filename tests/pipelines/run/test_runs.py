@@ -16,7 +16,7 @@ from pipelines.run.runs import (
     read_run,
     usual_steps,
 )
-from serving.release.champion import Champion, write_champion
+from tests.pipelines.conftest import promote_run
 
 
 def finish(run: Run, seconds: float = 1.0) -> Run:
@@ -127,12 +127,8 @@ def test_artifacts_of_older_runs_are_removed_and_their_records_stay(tmp_path: Pa
 
 def test_artifacts_of_the_champions_run_stay_after_runs_that_the_gate_refused(tmp_path: Path) -> None:
     for version in ("1", "2"):
-        run = new_run(tmp_path, "training", {}, ["promote-bundle"])
+        run = promote_run(tmp_path, "toy", f"b{version}", version)
         run.artifacts("train-retriever").mkdir(parents=True)
-        promoted = run.step("promote-bundle")
-        promoted.parameters = {"Output": {"bundle_id": f"b{version}", "version": version}}
-        finish(run)
-    write_champion(tmp_path, Champion("b2", "2", "reco", "bundles/b2", "2024-01-01", "2024-01-02"))
     refused = [new_run(tmp_path, "training", {}, ["promote-bundle"]) for _ in range(3)]
     refused[0].step("promote-bundle").status = "failed"
     refused[0].save()
