@@ -208,7 +208,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class BundleParams:
-    """Settings of the served path that change the answer; a source's quota is of 500 candidates."""
+    """Settings of the served path that change the answer.
+
+    Sources whose quotas are not given keep their shares of another number of candidates.
+    """
 
     history: int = Quotas.history  # candidates from the shopper's own purchases
     together: int = Quotas.together  # candidates often bought with the basket's items
@@ -218,7 +221,7 @@ class BundleParams:
     # ask for 300.
     tower: int = 0
     store: int = Quotas.store  # candidates that sell best in the shopper's store
-    candidates: Count = Quotas.total  # candidates of all sources that are ranked; the quotas are its shares
+    candidates: Count = Quotas.total  # candidates of all sources that are ranked
     type_penalty: Part = 0.95  # factor of an item's worth for each item of its type above it
     # On the test weeks these weights changed NDCG@10 by -0.2 % [-0.5, 0.2]. They showed 11 % more of the
     # catalogue, and 1 % more of the items new to the shopper were found.
@@ -239,18 +242,27 @@ class BundleParams:
 
     @property
     def quotas(self) -> Quotas:
-        """How many candidates the default profile's sources bring: their shares of all that are ranked."""
-        return Quotas(self.history, self.together, self.week, self.tower, self.store).of(self.candidates)
+        """How many candidates the default profile's sources bring."""
+        return self._quotas(self.candidates)
+
+    def _quotas(self, total: int) -> Quotas:
+        """Return the quotas of `total` candidates: given ones stand, of the others the usual share."""
+        usual = Quotas(tower=BundleParams.tower)
+        quotas = {name: getattr(self, name) for name in ("history", "together", "week", "tower", "store")}
+        given = {name: quota for name, quota in quotas.items() if quota != getattr(usual, name)}
+        return replace(usual.of(total), **given)
 
     def read_profiles(self, search: Mapping[str, int]) -> dict[str, Profile]:
         """Return the other profiles; each has the default one's quotas, and this search, where it names none.
+
+        The numbers of a profile are taken as they stand. If it names a total, quotas are shares of that.
 
         Raises:
             ValueError: a profile that cannot be read.
         """
         from serving.stages.profiles import read_profile  # slow: it loads Faiss
 
-        usual = {"quotas": asdict(self.quotas), "search": search, "items": None}
+        usual = {"search": search, "items": None, "quotas": {}}
         profiles = {}
         for name, own in self.profiles.items():
             if name == DEFAULT_PROFILE or not isinstance(own, dict) or set(own) - set(usual):
@@ -259,8 +271,10 @@ class BundleParams:
                     "object with quotas, search and items, or some of them"
                 )
             try:
-                profiles[name] = read_profile(overlay(usual, own))
-            except (TypeError, KeyError, ValueError) as error:
+                profile = overlay(usual, own)
+                quotas = self._quotas(profile["quotas"].get("total", self.candidates))
+                profiles[name] = read_profile(overlay({"quotas": asdict(quotas)}, profile))
+            except (AttributeError, TypeError, KeyError, ValueError) as error:
                 raise ValueError(f"profile {name!r}: {error}") from error
         return profiles
 

@@ -69,26 +69,29 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         )
         dataset, cut = events.outputs["dataset"], events.outputs["cut"]
         statistics = large(steps.fit_statistics(dataset=dataset, cut=cut)).outputs["statistics"]
-        past = {"dataset": dataset, "statistics": statistics, "cut": cut}
-        features = large(steps.materialize_features(**past)).outputs["features"]
-        examples = large(steps.build_examples(**past, params=example_params)).outputs["examples"]
-        learning = {"examples": examples, "statistics": statistics, **told}
-        retriever = large(steps.train_retriever(**learning, params=retriever_params)).outputs["checkpoint"]
+        of_events = {"dataset": dataset, "statistics": statistics, "cut": cut}
+        features = large(steps.materialize_features(**of_events)).outputs["features"]
+        examples = large(steps.build_examples(**of_events, params=example_params)).outputs["examples"]
+        of_training = {"examples": examples, "statistics": statistics, **told}
+        retriever = large(steps.train_retriever(**of_training, params=retriever_params)).outputs["checkpoint"]
         rankers = [
-            large(steps.train_ranker(**learning, model=model, params=ranker_params)).outputs["ranker"]
+            large(steps.train_ranker(**of_training, model=model, params=ranker_params)).outputs["ranker"]
             for model in teachers
         ]
         # An artifact cannot be left out under kfp.local: a smaller ensemble names its first teacher again,
         # and one that is named twice counts once.
         named = {f"teacher_{i + 1}": (rankers * 5)[i] for i in range(5)}
-        student = large(steps.distill_ranker(**learning, **named, params=student_params)).outputs["ranker"]
-        smaller = {"examples": examples, **told}
-        pruned = large(steps.prune_ranker(**smaller, student=student, params=prune_params)).outputs["ranker"]
-        smaller["pruned"] = pruned
-        variants = large(steps.quantize_ranker(**smaller, params=quantize_params)).outputs["variants"]
-        ranker = large(steps.compile_ranker(**smaller, variants=variants, params=compile_params)).outputs[
+        student = large(steps.distill_ranker(**of_training, **named, params=student_params)).outputs["ranker"]
+        of_compression = {"examples": examples, **told}
+        pruned = large(steps.prune_ranker(**of_compression, student=student, params=prune_params)).outputs[
             "ranker"
         ]
+        variants = large(
+            steps.quantize_ranker(**of_compression, pruned=pruned, params=quantize_params)
+        ).outputs["variants"]
+        ranker = large(
+            steps.compile_ranker(**of_compression, pruned=pruned, variants=variants, params=compile_params)
+        ).outputs["ranker"]
         graphs = small(steps.export_retriever(retriever=retriever, examples=examples)).outputs["graphs"]
         index = small(steps.build_index(retriever=retriever, examples=examples, params=index_params)).outputs[
             "index"

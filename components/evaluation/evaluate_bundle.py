@@ -215,7 +215,7 @@ def serve(
     for task, prepared in with_progress(prepared_each, len(tasks), "baskets answered"):
         scores = recommender.rank(prepared.dense, prepared.categorical)
         response = recommender.finish(prepared, scores)
-        ranked = bundle.statistics.codes([item.item_id for item in response.items])
+        ranked = np.array([bundle.statistics.code_of[item.item_id] for item in response.items], np.int64)
         tally.add(ranked, task.hidden, task.bought_before)
         if baselines:
             _rank_baselines(baselines, bundle, tower, task, prepared)

@@ -1,4 +1,4 @@
-"""A training step -> its page in Kubeflow, and a run of MLflow with numbers and curves; a failed one, too."""
+"""A training step -> a run of MLflow with parameters, numbers and curves, if it failed, too; and its page."""
 
 from __future__ import annotations
 

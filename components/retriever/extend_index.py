@@ -108,7 +108,9 @@ def extend_index(
     settings = loaded.settings
     if len(new) and counted is None and not settings.quotas.tower:
         # An item that was never sold has no partners and no counts: only the towers find it.
-        settings = replace(settings, quotas=replace(settings.quotas, tower=Quotas.tower))
+        settings = replace(
+            settings, quotas=replace(settings.quotas, tower=Quotas().of(settings.quotas.total).tower)
+        )
     gone = np.union1d(loaded.removed, after.codes(list(removed)))
     if len(gone):
         np.save(extended / REMOVED_ITEMS, gone, allow_pickle=False)

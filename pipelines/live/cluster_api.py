@@ -2,6 +2,7 @@
 
 It plays the API server alone: get, list, create and merge patches, with resource versions. There are no
 schemas, no rights and no watches. A controller runs in this process and looks at the objects again and again.
+`LocalServer` and `LocalCall` also serve the gateway and the receiver of alerts.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class LocalCall(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Write no log of calls."""
+        """Write no log of calls: the endpoint has its own, and a page of an alert is no line for people."""
 
 
 class ApiServer(LocalServer):

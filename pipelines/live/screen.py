@@ -35,7 +35,8 @@ class Counted:
     @classmethod
     def read(cls, url: str) -> Counted:
         """Scrape an endpoint; OSError if it does not answer."""
-        samples, rungs = read_samples(f"{url}/metrics", SCRAPE_S), dict[str, float]()
+        samples = read_samples(f"{url}/metrics", SCRAPE_S)
+        rungs: dict[str, float] = {}
         for labels, value in samples.get("reco_responses_total", ()):
             rungs[labels["rung"]] = rungs.get(labels["rung"], 0.0) + value
         buckets = samples.get("reco_answer_seconds_bucket", ())

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 from datetime import UTC, datetime, timedelta
-from itertools import dropwhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -72,7 +71,8 @@ def check_champions_data(home: Path, data: str) -> None:
     """
     if data not in DATA_NAMES or (origin := shops_run(home)) is None:
         return
-    before = dropwhile(lambda run: run.run_id != origin.run_id, promoted_runs(home))
+    runs = promoted_runs(home)
+    before = runs[[run.run_id for run in runs].index(origin.run_id) :]
     sources = [str(run.arguments.get("data") or data) for run in before]
     # Of a champion of the home's own archive, the run before says which shop's events that began with.
     shop = next((one for one in sources if not Path(one).is_relative_to(home.absolute())), sources[0])

@@ -1,4 +1,7 @@
-"""A Redis URL (server, cluster or sentinel) -> `RedisAddress`; the only parser of such URLs."""
+"""A Redis URL (server, cluster or sentinel) -> `RedisAddress`; the only parser of such URLs.
+
+`host_port` writes any address, also of HTTP and gRPC.
+"""
 
 from __future__ import annotations
 

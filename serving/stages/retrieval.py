@@ -41,8 +41,9 @@ class Quotas:
 
         The sources are asked in turn: if the total alone shrank, the first would leave no place for others.
         """
+        whole = replace(self, total=total)
         shares = {name: -(-quota * total // self.total) for name, quota in vars(self).items()}
-        return Quotas(**shares)
+        return replace(whole, **shares)
 
 
 @dataclass(frozen=True)

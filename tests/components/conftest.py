@@ -26,7 +26,7 @@ ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, 
 
 
 def whole_events(lines: pd.DataFrame, **given: Any) -> pd.DataFrame:
-    """Fill lines up to events; `given` are columns of all of them, and the rest is a purchase for 1.00."""
+    """Return lines with all columns of events: `given` first, else those of a purchase for 1.00."""
     usual = {
         "event_id": [f"e{number}" for number in range(len(lines))],
         "event_type": "purchase",

@@ -71,6 +71,9 @@ def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
     [
         (BundleParams, {"history": -1}, "quota history is '-1'"),
         (BundleParams, {"candidates": 0}, "candidates is 0"),
+        (BundleParams, {"candidates": 200_000}, "quota total is '200000'"),
+        (BundleParams, {"profiles": {"lunch": {"quotas": {"total": "x"}}}}, "'lunch': quota total is 'x'"),
+        (BundleParams, {"profiles": {"lunch": {"quotas": 3}}}, "'lunch': "),
         (BundleParams, {"type_penalty": 0.0}, "type_penalty is 0.0"),
         (BundleParams, {"novelty": -0.1}, "novelty is -0.1"),
         (BundleParams, {"novel_slots": [0]}, r"novel_slots is \[0\]"),
@@ -104,10 +107,13 @@ def test_a_value_that_a_later_step_would_refuse_is_refused_at_once(
 def test_fewer_candidates_leave_each_source_its_share() -> None:
     """Of 300: if all 300 of the history came first, a shopper with many purchases would see nothing new."""
     assert BundleParams(candidates=300).quotas == Quotas(180, 108, 36, 0, 24, 300)
-    assert BundleParams(candidates=1_000, tower=60).quotas == Quotas(600, 360, 120, 120, 80, 1_000)
+    assert BundleParams(candidates=1_000).quotas == Quotas(600, 360, 120, 0, 80, 1_000)
     assert BundleParams(candidates=1).quotas == Quotas(1, 1, 1, 0, 1, 1)  # rounded up; none stays none
-    premium = BundleParams(candidates=300).read_profiles({})["premium"]
-    assert premium.quotas == Quotas(180, 108, 36, 300, 24, 300)
+    given = BundleParams(history=10, tower=60, candidates=300)
+    assert given.quotas == Quotas(10, 108, 36, 60, 24, 300), "a given quota is taken as it stands"
+    assert given.read_profiles({})["premium"].quotas == Quotas(10, 108, 36, 300, 24, 300)
+    small = BundleParams(profiles={"small": {"quotas": {"total": 100}}}).read_profiles({})["small"]
+    assert small.quotas == Quotas(60, 36, 12, 0, 8, 100)
 
 
 def test_whole_numbers_in_a_profile_may_have_come_as_floats() -> None:

@@ -173,7 +173,12 @@ def dear_department(week: pd.DataFrame) -> pd.DataFrame:
     ("change", "mix", "column", "named"),
     [
         (lambda f: f.assign(store_id=f["store_id"].replace("s0", "opened")), MIX, "store_id", "'s0'"),
-        (lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2], MIX, "basket_size", ""),
+        (
+            lambda f: f[f["basket_id"].str[-1] != f["item_id"].str[-1]].iloc[::2],
+            MIX,
+            "basket_size",
+            "basket_size PSI",
+        ),
         (dear_department, MIX, "item_price", "; most in department 'department 1'"),
         (lambda f: f, PIES, "category", "category 30"),
     ],
@@ -193,6 +198,7 @@ def test_a_true_change_is_found_and_named_in_one_week(
     assert (verdict.status, status(verdict, column)) == ("drifted", "alarm")
     assert (verdict.columns[0].name, verdict.window.since) == (column, day(28))
     assert named in verdict.reason
+    assert verdict.place == named.partition("; most in ")[2]
 
 
 def test_prices_a_third_higher_are_found_in_one_week_with_their_beginning(

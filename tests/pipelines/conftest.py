@@ -125,7 +125,7 @@ def toy_home(home: Path, toy_line: Path) -> Path:
 
 
 def promote_run(home: Path, data: str = "toy", bundle_id: str = "b1", version: str = "1") -> Run:
-    """Record a run with these data whose bundle is the champion, by its name alone."""
+    """Record a run with these data, and that its bundle is the champion; no bundle is written."""
     run = new_run(home, "training", {"data": data}, ["promote-bundle"])
     step = run.step("promote-bundle")
     step.status = "done"

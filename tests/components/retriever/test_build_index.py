@@ -12,6 +12,7 @@ import torch
 from components.data.examples import read_retriever_examples
 from components.hyper_parameters import IndexParams
 from components.retriever.build_index import item_vectors, query_vectors
+from components.retriever.export_retriever import TOLERANCE
 from components.retriever.train_retriever import load_retriever
 from feature_repo.schema import BASKET_LENGTH
 
@@ -51,4 +52,6 @@ def test_the_queries_are_those_of_the_exported_tower(toy_line: Path) -> None:
     for count in (1, 7, len(expected)):
         some = {name: array[:count] for name, array in inputs.items()}
         np.testing.assert_allclose(session.run(["vector"], some)[0], expected[:count], atol=1e-5)
+    parity = json.loads((toy_line / "graphs" / "parity.json").read_text())
+    assert 0 <= parity["query_tower_max_difference"] <= TOLERANCE
     assert item_vectors(model).shape == (80, expected.shape[1])

@@ -1,4 +1,4 @@
-"""A graph that differs from the model is refused; test_build_index.py has one that computes the same."""
+"""A graph that differs from the model is refused; test_build_index.py proves that the real one is equal."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ def test_a_broker_elsewhere_with_sasl_and_tls(tmp_path: Path) -> None:
         ({"RECO_KAFKA_SECURITY": "tls", "RECO_KAFKA_CA": "/nowhere"}, "'/nowhere'; expected a PEM file"),
         (
             {"RECO_KAFKA_SECURITY": "tls", "RECO_KAFKA_CERT": __file__},
-            "only one of RECO_KAFKA_CERT and RECO_KA",
+            "only one of RECO_KAFKA_CERT and RECO_KAFKA_KEY",
         ),
         ({"RECO_KAFKA_CA": "/nowhere"}, "RECO_KAFKA_CA is set, but RECO_KAFKA_SECURITY is 'plaintext'"),
         ({"RECO_KAFKA_SECURITY": "sasl_tls"}, "RECO_KAFKA_USERNAME and RECO_KAFKA_PASSWORD"),

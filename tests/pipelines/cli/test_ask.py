@@ -135,8 +135,9 @@ def test_items_are_found_by_words(shop: Path) -> None:
     found = answered(reco(shop, "items", "TYPE 4", "grocery", "--limit", "3", "--output", "json"))
     assert [row["item_id"] for row in found] == ["1000004", "1000016", "1000028"]
     assert set(found[0]) == {"item_id", "name", "category", "department", "price", "baskets"}
-    nothing = reco(shop, "items", "caviar")
-    assert (nothing.exit_code, nothing.stdout) == (1, "no such item\n")
+    for words in (["caviar"], ["type 3", "grocery"]):  # every type 3 is household
+        nothing = reco(shop, "items", *words)
+        assert (nothing.exit_code, nothing.stdout) == (1, "no such item\n")
 
 
 def test_the_best_sellers_leave_out_banned_items(shop: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def home(tmp_path: Path, toy_line: Path) -> Path:
     bundle_id = manifest["bundle_id"]
     shutil.copytree(toy_line / "evaluated", home / "bundles" / bundle_id)
     cut = (toy_line / "cut.txt").read_text()
-    promote_run(home, "toy", bundle_id)
+    promote_run(home, "toy", bundle_id)  # the pointer below has the cut of the toy line
     write_champion(home, Champion(bundle_id, "3", "reco", f"bundles/{bundle_id}", cut, cut))
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         database.execute("CREATE TABLE registered_model_aliases (alias TEXT, version INTEGER, name TEXT)")

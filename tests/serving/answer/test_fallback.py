@@ -9,6 +9,8 @@ REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 4, "r1")
 
 
 def test_best_sellers_of_the_chain_follow_those_of_the_store(recommender: Recommender) -> None:
+    chain = recommender.fallback(REQUEST, "test").items
+    assert [item.item_id for item in chain] == ["1000000", "1000001", "1000002", "1000003"]
     statistics = recommender.bundle.statistics
     of_store = statistics.best_of_store("store-1")
     assert of_store is not None

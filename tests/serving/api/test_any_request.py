@@ -215,13 +215,15 @@ async def gone(turn: Turn) -> np.ndarray:
 
 
 def answer_when(happens: str, recommender: Recommender, request: Request, excluded: list[str]) -> Response:
-    """Answer after a fault that rules out some rungs, with some items sold out in the meantime."""
+    """Answer after a fault that rules out some rungs, with some items sold out or banned in the meantime."""
     if happens == "it was kept":
         answers = recommender.answers = AnswerCache()
         asyncio.run(Checkout(recommender, 1e6).answer(request, call()))
         for digest, cached in list(answers._lists.items()):
             answers._lists[digest] = cached._replace(expires_at=0.0)
-    set_stock(recommender, recommender.bundle.statistics.codes(excluded))
+    half = len(excluded) // 2
+    set_stock(recommender, recommender.bundle.statistics.codes(excluded[:half]))
+    recommender.facts._take([Fact("ban", "ban", item, 1.0, AT) for item in excluded[half:]])
     is_there = happens in {"nothing", "time is short"}
     checkout = Checkout(recommender, 1e6, rank_here if is_there else gone, observers=())
     if happens == "all is broken":

@@ -1,6 +1,6 @@
 import pytest
 
-from serving.redis.address import RedisAddress, is_redis_url, parse_redis_url, with_password
+from serving.redis.address import RedisAddress, host_port, is_redis_url, parse_redis_url, with_password
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,11 @@ from serving.redis.address import RedisAddress, is_redis_url, parse_redis_url, w
 def test_each_form_is_read(url: str, expected: RedisAddress) -> None:
     assert is_redis_url(url)
     assert parse_redis_url(url) == expected
+
+
+@pytest.mark.parametrize(("host", "address"), [("shop", "shop:80"), ("::1", "[::1]:80")])
+def test_an_address_has_an_ipv6_host_in_brackets(host: str, address: str) -> None:
+    assert host_port(host, 80) == address
 
 
 @pytest.mark.parametrize(

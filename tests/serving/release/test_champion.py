@@ -42,7 +42,7 @@ def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "has no champion: train one with `reco --home .* run`"),
+        (None, "has no champion: train one with `reco --home {home} run`"),
         ("", r"not a champion pointer \(it is no JSON\): write it again with `reco promote champion`"),
         ("[]", "not a champion pointer"),
         ('{"bundle_id": "b1"}', "not a champion pointer"),
@@ -56,7 +56,7 @@ def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
 def test_a_pointer_that_names_no_bundle_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "champion.json").write_text(content)
-    with pytest.raises(NoChampion, match=message) as error:
+    with pytest.raises(NoChampion, match=message.replace("{home}", str(tmp_path))) as error:
         read_champion(tmp_path)
     assert error.value.exit_code == 2
 
