@@ -14,6 +14,7 @@ from feature_repo.aggregates import (
     DAY_S,
     DECAY_DAYS,
     IMPRESSION,
+    PURCHASE,
     Totals,
     UserEvents,
     UserHistory,
@@ -88,7 +89,7 @@ class User:
         acts = self.acts if self.totals.impressions else self.lines
         return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
 
-    def window(self, seconds: float, kind: int) -> UserEvents:
+    def window(self, seconds: float, kind: int = PURCHASE) -> UserEvents:
         """Return the events of one kind in the last `seconds`."""
         recent = self.events.where(slice(int(self.events.at.searchsorted(self.at - seconds)), None))
         return recent.where(recent.kind == kind)
