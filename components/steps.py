@@ -329,11 +329,11 @@ def promote_bundle(
     page: Output[Markdown],
 ) -> dict[str, Any]:
     """Let the version through the gate to champion, or raise naming metric, got and needed."""
-    import os
     from pathlib import Path
 
     from components.pages import show
     from components.release.promote_bundle import promote_bundle
+    from serving.settings import configured_keys
 
     report = promote_bundle(
         version,
@@ -342,7 +342,7 @@ def promote_bundle(
         model_name,
         home,
         params,
-        trusted_keys=Path(keys) if (keys := os.environ.get("RECO_TRUSTED_KEYS")) else None,
+        trusted_keys=configured_keys(),
     )
     return show(report, numbers, page)
 

@@ -273,6 +273,16 @@ def configured_home() -> Path:
     return Path(given.get("home", Settings().home))
 
 
+def configured_keys() -> Path | None:
+    """Return the configured folder of trusted keys, without reading the other settings.
+
+    Raises:
+        SettingInvalid: the folder, `.env` or the TOML file cannot be read.
+    """
+    given = read_values(Settings, _variables(), "", None, SettingInvalid, only=("trusted_keys",))
+    return given.get("trusted_keys")
+
+
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the RECO_ variables that match no setting: probably misspelt, and without effect."""
     environ = os.environ if environ is None else environ

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from components.home import read_running
 from pipelines.run.launch import MODEL_NAME
 from serving.schemas import MAX_K
-from serving.settings import Settings, configured_home
+from serving.settings import Settings, configured_home, configured_keys
 
 if TYPE_CHECKING:
     from feature_repo.stream.kafka import KafkaSettings
@@ -144,8 +144,8 @@ registry_options: Callable[[Command], Command] = stacked(
 trusted_keys_option: Callable[[Command], Command] = click.option(
     "--trusted-keys",
     type=FOLDER,
-    envvar="RECO_TRUSTED_KEYS",
-    help="Folder of public keys; one of them must have signed.",
+    default=configured_keys,
+    help="Folder of public keys; one of them must have signed.  [default: RECO_TRUSTED_KEYS]",
 )
 
 training_options: Callable[[Command], Command] = stacked(

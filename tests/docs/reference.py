@@ -248,8 +248,7 @@ def sources() -> str:
         f"`{CONFIG}=FILE` names another TOML file, `{CONFIG}={NO_FILE}` means that neither file is read.\n"
         "The key of a setting is its variable without `RECO_`, in lower case.\n"
         "The broker's settings are in the table `[kafka]`, without `KAFKA_`.\n"
-        "Two are read from the environment alone: `RECO_TRUSTED_KEYS` by the gate, `RECO_KAFKA_BOOTSTRAP`\n"
-        "by `reco up`.\n"
+        "`reco up` reads `RECO_KAFKA_BOOTSTRAP` from the environment alone.\n"
         "Unknown keys are refused, unknown `RECO_` variables cause a warning. Secrets are never printed.\n\n"
     )
 

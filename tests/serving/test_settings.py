@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.settings import SettingInvalid, Settings, configured_home, unknown_variables
+from serving.settings import SettingInvalid, Settings, configured_home, configured_keys, unknown_variables
 
 
 def test_each_field_is_read_from_its_variable_and_written_back() -> None:
@@ -234,6 +234,23 @@ def test_the_home_is_read_even_with_other_invalid_settings(
     assert configured_home() == Path("t")
     monkeypatch.setenv("RECO_HOME", "/srv/e")
     assert configured_home() == Path("/srv/e")
+
+
+def test_the_gate_and_the_endpoint_read_the_trusted_keys_from_the_same_places(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert configured_keys() is None
+    for name in ("toml", "dotenv", "variable"):
+        (folder / name).mkdir()
+    (folder / "reco.toml").write_text('trusted_keys = "toml"\nhttp_port = 70000\n')
+    assert configured_keys() == Path("toml")
+    (folder / ".env").write_text("RECO_TRUSTED_KEYS=dotenv\n")
+    assert configured_keys() == Path("dotenv")
+    monkeypatch.setenv("RECO_TRUSTED_KEYS", "variable")
+    assert configured_keys() == Path("variable")
+    (folder / "variable").rmdir()
+    with pytest.raises(SettingInvalid, match="RECO_TRUSTED_KEYS is 'variable'; expected a directory"):
+        configured_keys()
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,16 @@ def test_two_releases_at_once_are_a_conflict(tmp_path: Path, command: str) -> No
     assert "is promoting checkout-recommender 7" in done.output
 
 
-def test_a_bundle_is_signed_and_verified(tmp_path: Path) -> None:
+def test_a_bundle_is_signed_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, (key, public) = sealed(tmp_path / "bundle"), write_keys(tmp_path, "ours")
+    monkeypatch.chdir(tmp_path)
     trusted = ["--trusted-keys", str(public.parent)]
     assert reco(tmp_path, "verify", str(bundle)).exit_code == 2
     assert reco(tmp_path, "verify", str(bundle), *trusted).exit_code == 1
     assert reco(tmp_path, "sign", str(bundle), "--key", str(key)).exit_code == 0
     assert "as ours.pem signed it" in reco(tmp_path, "verify", str(bundle), *trusted).output
+    (tmp_path / ".env").write_text(f"RECO_TRUSTED_KEYS={public.parent.name}\n")
+    assert "as ours.pem signed it" in reco(tmp_path, "verify", str(bundle)).output
     (bundle / "ranker.onnx").write_text("another graph")
     refused = reco(tmp_path, "verify", str(bundle), *trusted)
     assert (refused.exit_code, "ranker.onnx differ" in refused.output) == (1, True)
