@@ -162,9 +162,9 @@ def _faster_headline(found: Any) -> str:
 
 HIDDEN = (
     "The baskets of the five weeks after the cut. A seeded fifth of each basket is hidden: these items are\n"
-    "the right answers. A list may hold any item of the catalogue that the visible basket lacks; no negatives\n"
-    "are sampled. Every purchase before the request is known, none after it. Answers come through the served\n"
-    "path; the same run computes the baselines."
+    "the right answers. A list may hold any item of the catalogue that the visible basket lacks; no\n"
+    "negatives are sampled. Every purchase before the request is known, none after it. Answers come through\n"
+    "the served path; the same run computes the baselines."
 )
 PUBLISHED_METHODS = (
     "The same baskets. The parameters of each method were chosen on the four weeks before the cut, and the\n"
@@ -175,10 +175,10 @@ PUBLISHED_METHODS = (
     "most. `reco bench peers` repeats it."
 )
 ARMS = (
-    "Each arm replaces one part of our server, or the whole server. Answers a second: the highest rate of an\n"
-    "open loop at which 99 % are full and in time. Servers, Redis and client share the cores, and the arms\n"
-    "take turns. A ratio compares two arms of one round; if its range over the rounds holds 1, there is no\n"
-    "difference."
+    "Each arm replaces one part of our server, or the whole server. Answers a second: the highest rate of\n"
+    "an open loop at which 99 % are full and in time. Servers, Redis and client share the cores, and the\n"
+    "arms take turns. A ratio compares two arms of one round; if its range over the rounds holds 1, there\n"
+    "is no difference."
 )
 # Measured before the mechanisms went, and never again.
 BATCHING = (
@@ -188,10 +188,10 @@ BATCHING = (
     "[was removed](../explanation/batching-and-caching.md)."
 )
 ANSWER_CACHE = (
-    "An earlier cache with two levels and clustered warm-up, asked about baskets that grow as in a shop. 8 %\n"
-    "of the answers were hits, and answers a second rose from 345 to 372\n"
+    "An earlier cache with two levels and clustered warm-up, asked about baskets that grow as in a shop.\n"
+    "8 % of the answers were hits, and answers a second rose from 345 to 372\n"
     "([`load-mixed.md`](load-mixed.md)). In the weeks after the cut 3.2 % of the requests were hits in the\n"
-    "process, and 5.8 % of the rest in Redis; 1 of 199 hits showed other items than an answer computed then.\n"
+    "process, and 5.8 % of the rest in Redis. 1 of 199 hits showed other items than a new answer.\n"
     "So that cache [became a small one](../explanation/batching-and-caching.md)."
 )
 WEEKS = (
@@ -245,9 +245,9 @@ def figures_page() -> str:
     return (
         HEAD
         + "# Figures\n\n"
-        + "The data set is Complete Journey if nothing else is said. A goal that is missed is listed as missed.\n"
-        + "Absolute times drift on a shared machine. So ratios compare the parts of one run, and a range is that\n"
-        + "of its rounds.\n\n"
+        + "The data set is Complete Journey if nothing else is said. A goal that is missed is listed as\n"
+        + "missed. Absolute times drift on a shared machine. So ratios compare the parts of one run, and a\n"
+        + "range is that of its rounds.\n\n"
         + "## Where they come from\n\n"
         + provenance()
         + "\n"
