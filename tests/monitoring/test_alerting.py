@@ -51,7 +51,8 @@ def test_a_page_names_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fires"), [("CheckoutGone", "`, for 20s.\n"), ("CheckoutSlow", "the error budget burns too fast")]
+    ("name", "fires"),
+    [("CheckoutGone", "`, for 20s.\n"), ("CheckoutSlow", "the error budget burns too fast")],
 )
 def test_a_page_says_when_its_alert_fires(name: str, fires: str) -> None:
     assert fires in (ROOT / "docs" / "runbooks" / f"{name}.md").read_text()
