@@ -45,10 +45,10 @@ class ExampleParams:
 
     windows: Count = 7  # periods of four weeks before the cut whose baskets become examples
     negatives: Count = 30  # per list, drawn from the retrieved candidates
-    masks: Count = 3  # lists made from one basket, each hiding other items; more cost new items
-    user_ratio: Part = 1.0  # users who give examples; all count in the statistics
-    stranger_ratio: Share = 0.1  # baskets asked once more without history, with any part of the basket
-    calibration_ratio: Inside = 0.2  # users whose last window is held out of training, all candidates kept
+    masks: Count = 3  # lists made from one basket, each hiding other items; more find fewer new items
+    user_ratio: Part = 1.0  # share of users who give examples; all count in the statistics
+    stranger_ratio: Share = 0.1  # share of baskets asked again without history, with any part of the basket
+    calibration_ratio: Inside = 0.2  # share of users whose last window is held out, with all candidates
     seed: Whole = 0  # of every random choice in this step
 
 
@@ -176,7 +176,7 @@ class PruneParams:
 class QuantizeParams:
     """How a ranker is tuned when rounding alone loses more than the tolerance."""
 
-    tune_epochs: Whole = 1  # 0: rounding alone, whatever it loses
+    tune_epochs: Whole = 1  # passes with the rounding in the loop; 0: rounding alone, whatever it loses
     batch_size: Count = 64  # lists
     learning_rate: Positive = 5e-4  # the highest; it rises and falls once
     soft_weight: Share = 0.7  # of the teachers' scores; purchases have the rest
@@ -188,7 +188,8 @@ class CompileParams:
     """How the winner is chosen."""
 
     candidates: int = 500  # the number of candidates whose p50 decides
-    near_ratio: Annotated[float, Meta(ge=1)] = 1.03  # as good as equally fast: then the smaller file wins
+    # Times the shortest p50: up to this, forms count as equally fast, and the smallest file wins.
+    near_ratio: Annotated[float, Meta(ge=1)] = 1.03
 
     def __post_init__(self) -> None:
         """Refuse a number of candidates that is not measured."""

@@ -112,7 +112,13 @@ def seconds(window: str) -> int:
 
 def runbook(one: dict[str, Any]) -> str:
     """Return the page of an alert."""
-    fires = f"`{one['expr']}`" if "expr" in one else f"The goal is {one['goal']:.1%}: {one['says']}"
+    if "expr" in one:
+        fires = f"`{one['expr']}`" + ("" if one["for"] == "0s" else f", for {one['for']}")
+    else:
+        fires = (
+            "the error budget burns too fast ([burn rates](../how-to/on-call.md#alerts)). "
+            f"The goal is {one['goal']:.1%}: {one['says']}"
+        )
     commands = "\n".join(one["see"])
     causes = "\n".join(f"{place}. {cause}" for place, cause in enumerate(one["causes"], 1))
     acts = "\n".join(f"{place}. {act}" for place, act in enumerate(one["act"], 1))

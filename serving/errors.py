@@ -4,7 +4,7 @@ from feature_repo.errors import UNREACHABLE, USAGE, RecoError
 
 
 class RecommendError(RecoError):
-    """Base of the errors below."""
+    """Base of the errors of a request."""
 
 
 class InvalidRequest(RecommendError):
@@ -24,7 +24,7 @@ class FeaturesUnavailable(RecommendError):
 
 
 class FeaturesLate(FeaturesUnavailable):
-    """The request's deadline came before the store had the time that it may take."""
+    """The request's deadline passed before the online store had its full timeout."""
 
 
 class RowInvalid(FeaturesUnavailable):
@@ -56,7 +56,7 @@ class RankerUnavailable(RankingFailed):
 
 
 class RowsRefused(RankerUnavailable):
-    """The remote ranker does not take the rows of a call; it may take those of another request."""
+    """The remote ranker refuses the rows of a call; it may accept those of another request."""
 
 
 class RankerMismatch(RankingFailed):

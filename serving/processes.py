@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class NoneStarts(RecoError, RuntimeError):
-    """No process of the endpoint could start; says why, in a child's own words, and with its exit code."""
+    """No process of the endpoint could start; message and exit code are those of a child."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

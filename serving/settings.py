@@ -1,7 +1,7 @@
 """Environment, `.env` and `reco.toml` -> `Settings`: values that affect the endpoint's speed or location.
 
-Values that affect an answer are in the bundle's manifest. The exception is the cache of ranked lists: with
-it, time-dependent features may be up to an hour old. A process reads its settings once, when it starts.
+Values that affect an answer are in the bundle's manifest; `docs/reference/settings.md` lists the exceptions.
+A process reads its settings once, when it starts.
 """
 
 from __future__ import annotations

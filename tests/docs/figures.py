@@ -89,9 +89,10 @@ def provenance() -> str:
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
-        f"`make figures` measures all results at once, except {', '.join(map(code, BESIDE))}, "
-        "which take too long,\n"
-        "and the results of removed mechanisms.\n\n"
+        f"`make figures` measures all results one after the other, except {', '.join(map(code, BESIDE))}, "
+        "which\n"
+        "take too long, and the results of removed mechanisms. Each comes from a command of `reco bench` or\n"
+        "`reco drill`.\n\n"
     )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)
 
@@ -160,39 +161,41 @@ def _faster_headline(found: Any) -> str:
 # --------------------------------------------------------------------------------- the page of figures
 
 HIDDEN = (
-    "The baskets of the five weeks after the cut. A seeded fifth of each basket is hidden, and all items of\n"
-    "the catalogue are ranked. Every purchase before the request is known, none after it. Answers come\n"
-    "through the served path; the same run computes the baselines."
+    "The baskets of the five weeks after the cut. A seeded fifth of each basket is hidden: these items are\n"
+    "the right answers. A list may hold any item of the catalogue that the visible basket lacks; no\n"
+    "negatives are sampled. Every purchase before the request is known, none after it. Answers come through\n"
+    "the served path; the same run computes the baselines."
 )
 PUBLISHED_METHODS = (
-    "The same baskets. Each method chose among its parameters on the four weeks before the cut, and was\n"
-    'asked once on the test weeks. "+ own purchases" adds what the shopper buys, with a weight that was\n'
-    "chosen the same way. SASRec had minutes of a CPU: no ceiling of it. All know the shopper's own\n"
-    "purchases up to the request. Ours and LightGBM also know what the shop sold up to the day before; the\n"
-    "others were fitted at the cut. EASE sees the 10,000 items that are bought most. `reco bench peers`\n"
-    "repeats it."
+    "The same baskets. The parameters of each method were chosen on the four weeks before the cut, and the\n"
+    'test weeks were asked once. "+ own purchases" adds the shopper\'s own items, with a weight that was\n'
+    "chosen the same way. SASRec was trained for minutes on a CPU: more training may raise its figures. All\n"
+    "know the shopper's own purchases up to the request. Ours and LightGBM also know the sales of the shop\n"
+    "up to the day before; the others were fitted at the cut. EASE sees the 10,000 items that are bought\n"
+    "most. `reco bench peers` repeats it."
 )
 ARMS = (
-    "Each arm replaces one part of ours, or is a server that others build. Answers a second: the rate of an\n"
-    "open loop at which 99 % come in full and in time. Servers, Redis and client share the cores, and the\n"
-    "arms take turns. Ratios are those of a round; a range that holds 1 is no difference."
+    "Each arm replaces one part of our server, or the whole server. Answers a second: the highest rate of\n"
+    "an open loop at which 99 % are full and in time. Servers, Redis and client share the cores, and the\n"
+    "arms take turns. A ratio compares two arms of one round; if its range over the rounds holds 1, there\n"
+    "is no difference."
 )
 # Measured before the mechanisms went, and never again.
 BATCHING = (
     "Joining requests for one call of the ranker does not pay on this processor. At half of the capacity\n"
     "the p99 of ranking is 1.7 ms with one request a call, 2.4 ms with all that is ready, and 1.7 ms with\n"
-    "a steered batch size; at 0.9 of the capacity it is 9.7, 18.1 and 10.0 ms. The steering ended at one\n"
-    "request a call, so it was removed: [why](../explanation/batching-and-caching.md)."
+    "a steered batch size; at 0.9 of the capacity it is 9.7, 18.1 and 10.0 ms. So the steering\n"
+    "[was removed](../explanation/batching-and-caching.md)."
 )
 ANSWER_CACHE = (
-    "An earlier cache with two levels and clustered warm-up, with baskets that grow as in a shop. 8 % of\n"
-    "the answers were hits, and answers a second rose from 345 to 372. Over the weeks after the cut 3.2 %\n"
-    "were hits in the process, and 5.8 % of the rest in Redis; 1 of 199 hits showed other items than an\n"
-    "answer computed then. Whole answers seldom repeat, so that cache became a small one:\n"
-    "[why](../explanation/batching-and-caching.md). [`load-mixed.md`](load-mixed.md) has the load."
+    "An earlier cache with two levels and clustered warm-up, asked about baskets that grow as in a shop.\n"
+    "8 % of the answers were hits, and answers a second rose from 345 to 372\n"
+    "([`load-mixed.md`](load-mixed.md)). In the weeks after the cut 3.2 % of the requests were hits in the\n"
+    "process, and 5.8 % of the rest in Redis. 1 of 199 hits showed other items than a new answer.\n"
+    "So that cache [became a small one](../explanation/batching-and-caching.md)."
 )
 WEEKS = (
-    "Each week against the first nine, category mix. Alarms in the weeks of: {}.\n"
+    "The category mix of each week against that of the first nine weeks. Alarms in the weeks of: {}.\n"
     "These are Easter, Memorial Day, high summer, Thanksgiving and Christmas. A fixed limit of PSI 0.2\n"
     "raises no alarm in any of them."
 )
@@ -242,10 +245,9 @@ def figures_page() -> str:
     return (
         HEAD
         + "# Figures\n\n"
-        + "Each comes from a command of `reco bench` or `reco drill`; `make figures` runs them. The data\n"
-        + "set is Complete Journey if nothing else is said. A goal that is missed is listed as missed.\n"
-        + "Absolute times drift on a shared machine: ratios come from one run, and a range is that of its\n"
-        + "rounds.\n\n"
+        + "The data set is Complete Journey if nothing else is said. A goal that is missed is listed as\n"
+        + "missed. Absolute times drift on a shared machine. So ratios compare the parts of one run, and a\n"
+        + "range is that of its rounds.\n\n"
         + "## Where they come from\n\n"
         + provenance()
         + "\n"
@@ -284,9 +286,9 @@ def full(found: Any) -> str:
     machine = f"{found['machine']['cores']} cores of an {found['machine']['cpu']}"
     return (
         f"## All five teachers\n\nCommit {found['commit']}, {machine}.\n"
-        "The second run had the tests beside it. Both students learned for three epochs, not five.\n\n"
+        "Tests ran beside the second run. Both students learned for three epochs, not five.\n\n"
         + table(columns, rows)
-        + "\nAn interval is of one run alone: it does not compare the two. `full.json` has these numbers.\n"
+        + "\nAn interval is that of one run: it does not compare the two. `full.json` has these numbers.\n"
     )
 
 
@@ -314,8 +316,8 @@ def faster(found: Any) -> str:
         f"An answer in process took {there:.1f} ms there, and takes {here:.1f} ms above, on an "
         f"{latency['machine']['cpu']}.\n"
         f"Machines of one name differ, too: the older code took {elsewhere:.1f} ms on another {cpu}.\n"
-        "Benches of load and drills were mended since then, so their other figures differ for that reason,\n"
-        f"too. {reached} of {len(found['load_goals'])} load goals and "
+        "The benches of load and drills were corrected since then, so their other figures differ for that\n"
+        f"reason, too. {reached} of {len(found['load_goals'])} load goals and "
         f"{every - len(missed)} of {every} drills were reached.\n"
         f"Missed drills: {', '.join(map(code, missed))}.\n\n"
         + "\n".join(goal_table(found["load_goals"]))

@@ -55,7 +55,8 @@ def licences_page() -> str:
             "# Licences\n\n"
             f"The image `checkout-endpoint` holds these {len(rows)} packages of "
             "`requirements/endpoint.lock`.\n"
-            "Each licence is the one that the package's metadata name. This project is under Apache-2.0.\n\n"
+            "Each licence is the one that the package's metadata states.\n"
+            "This project is under Apache-2.0.\n\n"
         )
         + table(("package", "version", "licence"), rows)
     )

@@ -13,7 +13,7 @@ import click
 from prometheus_client import REGISTRY
 
 from components.hyper_parameters import GROUPS, RANKERS, describe
-from feature_repo.schema import FRESH, ITEM, REQUEST, USER
+from feature_repo.schema import CATEGORICAL, FRESH, ITEM, REQUEST, USER
 from feature_repo.snapshots import ITEM_COLUMNS, ITEM_VIEW, USER_COLUMNS, USER_VIEW
 from feature_repo.stream.configuration import CONFIG, DOTENV_FILE, NO_FILE, TOML_FILE
 from feature_repo.stream.kafka import VARIABLES as KAFKA_VARIABLES
@@ -81,7 +81,7 @@ def commands_page() -> str:
         "# Commands\n\n"
         "The command is `.venv/bin/reco`, or `reco` after `source .venv/bin/activate`. All state "
         "is in one\n"
-        "folder: `.reco`, `RECO_HOME`, or the folder that `--home` names.\n\n"
+        "folder: that of `--home`, else that of `RECO_HOME`, else `.reco`.\n\n"
         "- `--output json` prints one JSON document on stdout. Progress and errors go to stderr.\n"
         "- `--debug` shows the traceback of an error.\n"
         '- For completion in bash, put `eval "$(_RECO_COMPLETE=bash_source reco)"` into `~/.bashrc`.\n'
@@ -153,7 +153,7 @@ def shown_default(option: click.Option) -> str:
 
 
 def meaning(option: click.Option) -> str:
-    """Return the help of an option, with `*` for one that must be given."""
+    """Return the help of an option, which ends with `Required.` for one that must be given."""
     text = (option.help or "").replace("<", "&lt;")
     return f"{text} Required." if option.required else text
 
@@ -224,10 +224,13 @@ def settings_page() -> str:
     """Return the page of settings."""
     return HEAD + (
         "# Settings\n\n"
-        "A setting changes speed or place. What the models say is in the bundle. Some settings change\n"
-        "answers, too: `RECO_REASONS`, `RECO_EXPLORE_SHARE`, a short `RECO_DEADLINE_MS`, with which fewer\n"
-        "candidates are ranked, and `RECO_ANSWER_CACHE`, with which some features of a known shopper may\n"
-        "be older than the request.\n\n"
+        "A setting changes speed or place; the models and their parameters are in the bundle.\n"
+        "These settings change answers, too:\n\n"
+        "- `RECO_REASONS`: the text of a reason.\n"
+        "- `RECO_EXPLORE_SHARE`: in so many answers one place is drawn by chance.\n"
+        "- `RECO_DEADLINE_MS`: with too short a deadline fewer candidates are ranked.\n"
+        "- `RECO_USER_LIMIT_PER_S`: requests of a shopper above it get a lower rung.\n"
+        "- `RECO_ANSWER_CACHE`: some features of a known shopper may be older than the request.\n\n"
         + sources()
         + "## Endpoint\n\n"
         + table(("variable", "default", "values", "meaning"), settings_rows(Settings, {}))
@@ -246,10 +249,10 @@ def sources() -> str:
         "A process reads its settings once, when it starts. The first place that names a setting wins: the\n"
         f"environment, `{DOTENV_FILE}`, then `{TOML_FILE}`, both in the working directory.\n"
         f"`{CONFIG}=FILE` names another TOML file, `{CONFIG}={NO_FILE}` means that neither file is read.\n"
-        "The key of a setting is its variable without `RECO_`, in lower case.\n"
-        "The broker's settings are in the table `[kafka]`, without `KAFKA_`.\n"
-        "`reco up` reads `RECO_KAFKA_BOOTSTRAP` from the environment alone.\n"
-        "Unknown keys are refused, unknown `RECO_` variables cause a warning. Secrets are never printed.\n\n"
+        "A key of the TOML file is the variable without `RECO_`, in lower case. The broker's settings are\n"
+        "in its table `[kafka]`, without `KAFKA_`. `reco up` reads `RECO_KAFKA_BOOTSTRAP` from the\n"
+        "environment alone. Unknown keys are refused, unknown `RECO_` variables cause a warning. Secrets\n"
+        "are never printed.\n\n"
     )
 
 
@@ -266,12 +269,11 @@ def metrics_page() -> str:
             rows.append((code(name), family.type, labels, family.documentation))
     return HEAD + (
         "# Metrics\n\n"
-        "`GET /metrics` of the endpoint shows them in Prometheus' text format or as OpenMetrics. With "
-        "several processes a counter is the sum of all.\n"
-        "So is a gauge that counts; another shows the worst living process. `RECO_METRICS_ADDRESS` moves the "
-        "page to its own port.\n"
-        "No metric carries an item or a shopper. `reco watch` has a page of its own: `reco_drift_*`,\n"
-        "`reco_kpi_*`, `reco_watch_*`, `reco_items_raised` and `reco_retraining_failed`.\n\n"
+        "`GET /metrics` of the endpoint shows them in Prometheus' text format or as OpenMetrics.\n"
+        "`RECO_METRICS_ADDRESS` moves the page to its own port. With several processes a counter is the sum\n"
+        "of all, and so is a gauge that counts something. Every other gauge is that of the worst living\n"
+        "process. No label names an item or a shopper. `reco watch` shows its metrics on a port of its own:\n"
+        "`reco_drift_*`, `reco_kpi_*`, `reco_watch_*`, `reco_items_raised` and `reco_retraining_failed`.\n\n"
         + table(("metric", "type", "labels", "meaning"), sorted(rows))
     )
 
@@ -373,8 +375,10 @@ def parameters_page() -> str:
         "`reco run --param NAME=VALUE` and `reco submit --param NAME=VALUE` set one parameter. A "
         "dot opens a group:\n"
         "`--param student_params.epochs=2`. A wrong name is refused with the closest right one.\n"
-        "`reco params` prints this list.\n\n"
-        "## Arguments of the pipeline\n\n"
+        "`reco params` prints the groups.\n\n"
+        "The defaults are those of `reco run --full` and `reco submit`. Smaller runs have others:\n\n"
+        + smaller_runs()
+        + "\n## Arguments of the pipeline\n\n"
     )
     rows = [(code(name), code(default)) for name, default in pipeline_arguments()]
     text += table(("argument", "default"), rows)
@@ -390,6 +394,27 @@ def parameters_page() -> str:
         if name == "gate_params":
             text += "\nFor these, `reco promote --gate NAME=VALUE` does the same.\n"
     return text
+
+
+def smaller_runs() -> str:
+    """Return the defaults of the runs that do less than the whole pipeline."""
+    training = import_module("pipelines.training")
+    sizes = {
+        "`reco run`": training.LAPTOP,
+        "`reco run --fast`, `reco submit --fast`": training.FAST,
+    }
+    return table(
+        ("run", "its defaults"), [(name, ", ".join(as_params(size))) for name, size in sizes.items()]
+    )
+
+
+def as_params(values: Mapping[str, Any], group: str = "") -> Iterator[str]:
+    """Yield each value of nested parameters as `--param` takes it."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from as_params(value, f"{group}{name}.")
+        else:
+            yield code(f"{group}{name}={json.dumps(value)}")
 
 
 def pipeline_arguments() -> list[tuple[str, str]]:
@@ -437,11 +462,12 @@ def features_page() -> str:
     ]
     return (
         f"{HEAD}# Features\n\n"
-        f"The {len(rows)} dense inputs of a ranker, in their order. `feature_repo/schema.py` lists them.\n\n"
-        f"The {len(REQUEST)} of a request depend on basket and candidate: no store can hold them.\n"
-        "The same compiled loops compute them in training and in the endpoint, from the rows of both views.\n"
-        "An on-demand view of Feast would be a second definition, which neither of them would use.\n\n"
-        + table(("feature", "of", "Feast view", "meaning"), rows)
+        f"The {len(rows)} dense inputs of a ranker, in their order. `feature_repo/schema.py` lists them.\n"
+        f"Beside them a ranker reads {len(CATEGORICAL)} codes of the candidate: {', '.join(CATEGORICAL)}.\n\n"
+        f"The {len(REQUEST)} of a request depend on its basket, or on shopper and candidate together:\n"
+        "no store can hold all pairs. The same functions compute them in training and in the endpoint, from\n"
+        "the rows of both views. An on-demand view of Feast would be a second definition, which neither\n"
+        "would use.\n\n" + table(("feature", "of", "Feast view", "meaning"), rows)
     )
 
 

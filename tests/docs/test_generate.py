@@ -76,6 +76,11 @@ def test_every_group_of_parameters_is_listed() -> None:
     assert [group for group in groups if f"## `{group}`" not in page] == []
 
 
+def test_the_defaults_of_smaller_runs_are_written_as_options() -> None:
+    written = list(reference.as_params({"a": {"b": 2, "c": [0.5]}, "d": 1.0}))
+    assert written == ["`a.b=2`", "`a.c=[0.5]`", "`d=1.0`"]
+
+
 def test_a_secret_is_never_shown_as_a_default() -> None:
     rows = reference.settings_rows(Settings, {})
     assert not [row for row in rows if re.search("password|key", row[0], re.IGNORECASE) and row[1]]

@@ -50,6 +50,14 @@ def test_a_page_names_the_job() -> None:
     assert f"absent(up{{{read_slo()['selector']}}} == 1)" in page
 
 
+@pytest.mark.parametrize(
+    ("name", "fires"),
+    [("CheckoutGone", "`, for 20s.\n"), ("CheckoutSlow", "the error budget burns too fast")],
+)
+def test_a_page_says_when_its_alert_fires(name: str, fires: str) -> None:
+    assert fires in (ROOT / "docs" / "runbooks" / f"{name}.md").read_text()
+
+
 def test_every_metric_of_a_rule_or_a_panel_exists() -> None:
     expressions = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
     expressions += [
