@@ -138,7 +138,7 @@ class _Execution:
         self._measured_at = 0.0
 
     def work(self) -> None:
-        """Execute all steps; after a failure, only let those end that run: their work is not lost.
+        """Execute all steps. After a failure no step starts; those that run may end: their work is not lost.
 
         Raises:
             StepFailed: the first step that failed.
@@ -180,7 +180,7 @@ class _Execution:
             together = sum(process.memory_mib() for process in self._running.values())
             self._run.peak_memory_mib = max(self._run.peak_memory_mib, together)
         for name, process in list(self._running.items()):
-            ended = process.has_ended()  # first: nothing is said after it
+            ended = process.has_ended()  # asked before its lines are read: then no line is missed
             for line in process.lines():
                 self._progress.hear(name, line)
             if ended:
