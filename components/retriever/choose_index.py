@@ -35,14 +35,15 @@ def measure_index(
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """Build every type of index and measure it as it is served: mapped, one query at a time, one thread.
 
-    The points take turns, in another order each time, so that a busy moment of the machine is shared.
+    A point is a type of index and one way to search it. The points take turns, in another order each time, so
+    that a busy moment of the machine is shared. A type is left out where it saves nothing with so few
+    vectors, or would take too long to build with so many.
 
     Args:
         vectors: (n, d) float32, row number = item code.
         queries: (q, d) float32.
-        params: k, and what recall is enough.
-        scratch: where the indexes are written. What cannot be trained on so few vectors, or would take too
-            long to build of so many, is left out.
+        params: k, and the recall that is enough.
+        scratch: the folder that the indexes are written to.
 
     Returns:
         The curve, one row for each point, and the file of each row's index.
