@@ -131,14 +131,14 @@ def rollback(
 
     Rolling back twice goes back two promotions: the history is read as a stack. A version that was deleted is
     passed over. An alias that was moved or removed by hand returns to the champion; one that was set by hand
-    before any promotion is removed. One that was killed after it changed the registry is completed, and goes
-    no further.
+    before any promotion is removed. A rollback that was killed after it changed the registry is completed,
+    and goes no further.
 
     Args:
         tracking_uri: the registry.
         model_name: the registered model's name.
         home: the state folder that gets the pointer.
-        dry_run: name the version and change nothing.
+        dry_run: name the version and change nothing but the copies under `home`.
         key: private key that signs the version again: an older signature must not follow a newer one.
         trusted_keys: as of `promote_bundle`.
 
@@ -178,9 +178,9 @@ def rollback(
 
 
 def _was_killed(registry: Registry, home: Path, history: Sequence[Promotion]) -> bool:
-    """Say whether a way back has not ended: in the registry, or in the home that began it.
+    """Say whether the last line is a way back that has not ended, in the registry or in this home.
 
-    Then the home names an earlier champion, since before; one of another registry says nothing.
+    If this home wrote the line, its pointer is older then, and names an earlier champion of this history.
     """
     if (last := history[-1]).action == "promote":
         return False
@@ -425,7 +425,7 @@ def _judge(
     except (BundleInvalid, KeyError, TypeError) as error:
         return [verdict("files"), verdict("readable", f"its own account: {error}")], {}
     champion = None if before is None else _comparable(registry, home, before, bundle, gate)
-    measured = examine(bundle, champion, _dataset(datasets, wanted), int(gate.sample_baskets))
+    measured = examine(bundle, champion, _dataset(datasets, wanted), gate.sample_baskets)
     faults = check_chain(certificates, graph_id(bundle / GRAPH))
     measured["verdicts"]["certificates"] = "; ".join(faults)
     measured["stated"] = stated.get("served")

@@ -54,7 +54,7 @@ def publish_features(
     Args:
         features: the directory that `materialize_features` filled, or the home's own `offline_store/`.
         cut: ISO 8601; the items' rows are stamped with it, the users' with the end of the events.
-        promoted: what `promote_bundle` returned.
+        promoted: what `promote_bundle` or `deploy_endpoint` returned.
         home: directory of the Feast state: `offline_store/`, `registry.db`, `online_store.db`.
         online_store: a URL of Redis, RECO_STORE_PASSWORD its password if it holds none; empty for SQLite
             under `home`.

@@ -78,7 +78,7 @@ class Rollout:
         sleep: Callable[[float], None],
         say: Callable[[str], None],
     ) -> None:
-        """Take the cluster, the eyes, the registry and a clock.
+        """Take the cluster, the observer, the registry and a clock.
 
         Args:
             cluster: with route and slots.
@@ -293,6 +293,7 @@ class Rollout:
         return route
 
     def _run(self, record: Release, asked: bool = False) -> Release:
+        """Act, look and advance until the release is over; an abort that was `asked` for is no error."""
         failure: RecoError | None = None
         while record.active:
             try:
@@ -320,10 +321,10 @@ class Rollout:
 
     def _act(self, record: Release) -> None:
         catalogue = self._catalogue
-        asked = {"verify": catalogue.check, "publish": catalogue.publish, "seal": catalogue.seal}
-        if record.state in asked:
+        in_registry = {"verify": catalogue.check, "publish": catalogue.publish, "seal": catalogue.seal}
+        if record.state in in_registry:
             with self._beating(record):
-                asked[record.state](record)
+                in_registry[record.state](record)
             if record.state == "seal":
                 self._unseal_if_ended(record)
         else:
