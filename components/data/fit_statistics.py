@@ -186,13 +186,12 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
 def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
     """Return the names of types, categories, departments and manufacturers that were sold; 0 is unknown."""
     sold = items.reindex(seen.item_ids[np.unique(seen.item)])
-    return {
-        column: ["", *sorted(set(_level(sold, column)) - {""})] if column in sold else [""]
-        for column in (*LEVELS, "manufacturer")
-    }
+    columns = (*LEVELS, "manufacturer")
+    return {column: ["", *sorted(set(_level(sold, column)) - {""})] for column in columns}
 
 
 def _level(items: pd.DataFrame, level: str) -> np.ndarray:
+    """Return each item's name in a column, (n,); the empty text where it has none, or there is no column."""
     if level not in items:
         return np.full(len(items), "", dtype=object)
     return items[level].astype(object).fillna("").to_numpy()

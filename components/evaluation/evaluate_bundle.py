@@ -189,7 +189,7 @@ def _evaluate_beside(
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
     """Return the tally with all that streams frozen at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
-    cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
+    cut_s = pd.Timestamp(bundle.manifest["cut"]).timestamp()
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
     counts = Nightly(bundle, purchases)
     # The bundle's own counts may be later: a champion is refreshed each night.
