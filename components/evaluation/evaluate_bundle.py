@@ -187,7 +187,7 @@ def window_s(start: pd.Timestamp) -> tuple[float, float]:
 def _evaluate_beside(
     bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the tally with all that streams frozen at the cut, the recall of each source, and cold users."""
+    """Return the tally with histories and counts as at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
     cut_s = pd.Timestamp(bundle.manifest["cut"]).timestamp()
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]

@@ -40,7 +40,7 @@ class Versions(Protocol):
         """Make the version the champion."""
 
     def undo(self, record: Release) -> None:
-        """Make the version before it the champion again, if this one is, and refuse it; not one `again`."""
+        """Take the alias challenger from the version; from a new one champion, too, and refuse it."""
 
 
 class ModelCatalogue:
@@ -140,7 +140,10 @@ class ModelCatalogue:
         self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
 
     def undo(self, record: Release) -> None:
-        """Move the alias back if it names this version; take challenger from it, and tag it as refused."""
+        """Move the alias back if it names this version; take challenger from it, and tag it as refused.
+
+        A version that was champion before, by a rollback or `again`, only loses challenger.
+        """
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         is_champion = registry.alias(CHAMPION) == record.version
         if not keeps and is_champion and len(registry.history()) > 1:
