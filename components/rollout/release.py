@@ -38,7 +38,7 @@ from components.rollout.observe import Observer, enough_answers
 from components.rollout.plan import (
     RELEASE,
     ROLLBACK,
-    UNDONE,
+    UNDOABLE,
     Observed,
     Pace,
     Release,
@@ -164,7 +164,7 @@ class Rollout:
         silent, waited = self._now() - record.beat, self._now() - record.since
         if silent < self._pace.orphan_s or (record.state == "hold" and waited < self._pace.hold_s):
             return record
-        if record.state in UNDONE and record.kind == RELEASE:
+        if record.state in UNDOABLE and record.kind == RELEASE:
             record = self._save(abort(record, f"its deployer was silent for {silent:.0f} s", self._now()))
         return self._run(record)
 
@@ -181,7 +181,7 @@ class Rollout:
         if record is not None and record.active and record.kind == ROLLBACK and record.state != "abort":
             return self._run(self._save(record))
         if record is not None and record.active and record.state not in ("settle", "abort"):
-            if record.state not in UNDONE and not record.compared:
+            if record.state not in UNDOABLE and not record.compared:
                 raise NoRelease(
                     f"no version was served before {record.version}, and slot {record.stable} has no pods; "
                     "nothing was changed: release another version when this release is over"
@@ -223,7 +223,7 @@ class Rollout:
         try:
             return self._catalogue.find(version)[0] == record.version
         except RegistryRefused:  # the seal, or the abort, has taken the alias from it
-            return record.state not in UNDONE and not version.isdecimal()
+            return record.state not in UNDOABLE and not version.isdecimal()
 
     def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
         route = self._cluster.get("HTTPRoute", ROUTE)
@@ -417,7 +417,7 @@ def _is_resumed_after(error: RecoError, record: Release) -> bool:
         return True  # they ask registry and store of bundles, and have no traffic
     if record.state in ("verify", "publish"):
         return False
-    return record.state not in UNDONE or isinstance(error, (Conflict, ClusterUnreachable))
+    return record.state not in UNDOABLE or isinstance(error, (Conflict, ClusterUnreachable))
 
 
 def _annotation(route: Document) -> str | None:
