@@ -159,7 +159,7 @@ def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
         )
 
 
-def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str = "") -> None:
+def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str) -> None:
     """Let Feast write the latest row of each user and item between two stamps, both included."""
     with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, quiet_feast():
         from feature_repo.feature_definitions import definitions
