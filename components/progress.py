@@ -19,7 +19,7 @@ def with_progress(parts: Iterable[Part], total: int, what: str) -> Iterator[Part
     Args:
         parts: each takes about as long as the others.
         total: how many there are.
-        what: they are, in the plural.
+        what: their name, in the plural.
     """
     began = said = time.monotonic()
     for done, part in enumerate(parts, start=1):

@@ -1,4 +1,4 @@
-"""Every step of the pipelines: KFP artifacts in -> one call of the step's plain function -> artifacts out.
+"""Every step of the training: KFP artifacts in -> one call of the step's plain function -> artifacts out.
 
 Only a function's own source travels to the pod, so each step imports its function itself. This module
 must not be imported by the plain ones: inside a step KFP hides `dsl.component`.

@@ -60,6 +60,7 @@ def rules(slo: dict[str, Any]) -> dict[str, Any]:
             group = fast if seconds(window) <= SHORT_S else slow
             group.append({"record": f"reco:{one['name']}:bad{window}", "expr": share})
     waited = "sum(rate(reco_answer_seconds_sum[5m])) / sum(rate(reco_answer_seconds_count[5m]))"
+    # 1 % of the sales for each 100 ms, as in `monitoring.kpi`.
     fast.append({"record": "reco:sales_lost_to_waiting:ratio5m", "expr": f"0.1 * {waited}"})
     lost = (
         "sum by (rung) (rate(reco_responses_total[5m])) * on (rung) max by (rung) (reco_kpi_loss_per_answer)"

@@ -273,6 +273,7 @@ def _compare_table(table: TablePair, too_short: str) -> list[Comparison]:
     ]
     units = [_units(frame, table.unit) for frame in (table.current, table.reference)]
     sizes = [int(unit.max(initial=-1)) + 1 for unit in units]
+    # A text in place of the draws says why nothing can be compared.
     draws: Draws | str = too_short or (
         f"{sizes[0]:,} baskets or requests in the window, {sizes[1]:,} in the reference; "
         f"{LEAST_UNITS} are needed in each: take a longer window"

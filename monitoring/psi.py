@@ -161,9 +161,8 @@ def _encode_numbers(current: np.ndarray, reference: np.ndarray) -> Codes:
     values = np.unique(known)
     few = len(values) <= FEW_VALUES
     upper = values if few else np.unique(np.quantile(known, [*QUANTILES, 1], method="inverted_cdf"))
-    edges = np.concatenate(
-        [[np.nextafter(values[0], -np.inf)], upper]
-    )  # bin i holds edges[i-1] < x <= edges[i]
+    # Bin i holds edges[i-1] < x <= edges[i].
+    edges = np.concatenate([[np.nextafter(values[0], -np.inf)], upper])
     return Codes(_number_labels(values[0], upper, few), _place(current, edges), _place(reference, edges))
 
 

@@ -47,7 +47,9 @@ def claim_retrain(
         if refusal := _refusal(_read(file), key, now, cool_down):
             return RetrainDecision(False, refusal)
         before = file.read_text() if file.exists() else ""
-        if before:  # its run is over; if the new one cannot start, the old result says nothing of that
+        if before:
+            # If the new run cannot start, this record comes back. Without its run, the old result does not
+            # count as the new one's, see `started_run`.
             earlier = {name: value for name, value in json.loads(before).items() if name != "run_id"}
             before = json.dumps(earlier, indent=1)
         noted = json.dumps({"started_at": now.isoformat(), "key": key, "reason": verdict.reason}, indent=1)

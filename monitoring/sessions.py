@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ANSWERED_S = 1_800  # the attribution window: as long as a checkout may neither ask nor pay
-AHEAD_US = 86_400_000_000  # a day: a test of the year 9999 is no newest question
+AHEAD_US = 86_400_000_000  # a day: a test request of the year 9999 must not count as the newest question
 FIELDS = ["user_id", "bundle_id", "rung", "store_id", "profile"]
 
 
 def asked_at(answers: pa.Table) -> pd.Series:
     """Return the time of each question: when it was answered, if its own is missing or impossible.
 
-    Impossible is one before 1970, as a till that never set it sends the year 1, or one AHEAD of the answer.
+    Impossible is one before 1970, as a till with an unset clock sends it, or one more than AHEAD_US after the
+    answer.
     """
     at, answered = answers["at"], answers["answered_at"]
     us = at.cast(pa.int64())

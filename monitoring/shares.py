@@ -71,11 +71,10 @@ def changed_shares(
     if not tested.any():
         return ()
     rows = by_week.sum(1, keepdims=True)
-    drawn = (
-        variance[tested] * (units * rows / rows.sum()) / rows**2
-    )  # variance of a week's share, (weeks, tested)
-    excess = ((by_week / rows - expected)[:, tested] ** 2 / drawn).sum(0) / (len(by_week) - 1)
+    # The variance of a week's share if whole units are drawn, (weeks, tested).
+    drawn = variance[tested] * (units * rows / rows.sum()) / rows**2
     own = len(by_week) - 1
+    excess = ((by_week / rows - expected)[:, tested] ** 2 / drawn).sum(0) / own
     excess = (PRIOR_WEEKS * max(float(np.median(excess)), 1.0) + own * excess) / (PRIOR_WEEKS + own)
     spread = np.sqrt(
         variance[tested]

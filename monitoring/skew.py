@@ -48,8 +48,8 @@ class Difference:
 class Skew:
     """The result of a replay; `skipped` counts the requests that were not compared, by reason."""
 
-    compared: int
-    equal: int
+    compared: int  # requests
+    equal: int  # of these
     values: int  # features compared
     score_error: float  # largest difference of a score
     first: Difference | None

@@ -61,7 +61,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         A gate raises inside its step and so ends the run: conditions are not used, because the local
         runner would skip them without a word.
         """
-        told = {"tracking_uri": tracking_uri, "model_name": model_name}
+        tracking = {"tracking_uri": tracking_uri, "model_name": model_name}
         events = large(
             steps.ingest_events(
                 data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=train_until, home=home
@@ -72,7 +72,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         of_events = {"dataset": dataset, "statistics": statistics, "cut": cut}
         features = large(steps.materialize_features(**of_events)).outputs["features"]
         examples = large(steps.build_examples(**of_events, params=example_params)).outputs["examples"]
-        of_training = {"examples": examples, "statistics": statistics, **told}
+        of_training = {"examples": examples, "statistics": statistics, **tracking}
         retriever = large(steps.train_retriever(**of_training, params=retriever_params)).outputs["checkpoint"]
         rankers = [
             large(steps.train_ranker(**of_training, model=model, params=ranker_params)).outputs["ranker"]
@@ -82,7 +82,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
         # and one that is named twice counts once.
         named = {f"teacher_{i + 1}": (rankers * 5)[i] for i in range(5)}
         student = large(steps.distill_ranker(**of_training, **named, params=student_params)).outputs["ranker"]
-        of_compression = {"examples": examples, **told}
+        of_compression = {"examples": examples, **tracking}
         pruned = large(steps.prune_ranker(**of_compression, student=student, params=prune_params)).outputs[
             "ranker"
         ]
@@ -120,12 +120,14 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
                     dataset=dataset,
                     home=home,
                     run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-                    **told,
+                    **tracking,
                 )
             ).outputs["Output"]
         else:
             promoted = large(
-                steps.promote_bundle(version=version, dataset=dataset, home=home, params=gate_params, **told),
+                steps.promote_bundle(
+                    version=version, dataset=dataset, home=home, params=gate_params, **tracking
+                ),
                 retries=0,  # times differ: a version that was refused could pass the second time
             ).outputs["Output"]
         # Takes what promotion gave: where the gate refuses, the endpoint's rows stay those of its champion.

@@ -157,10 +157,10 @@ def optimise(graph: Path, file: Path) -> Path:
 
 
 def open_engine(file: Path, engine: str) -> Call:
-    """Return what runs a graph on an engine: feed in, scores out.
+    """Return a call of a graph on an engine: feed in, scores out.
 
     Raises:
-        EngineMissing: this machine, or this build of ONNX Runtime, has it not.
+        EngineMissing: this machine, or this build of ONNX Runtime, lacks the engine.
     """
     provider = PROVIDERS[engine]
     if provider not in ort.get_available_providers():
@@ -174,7 +174,9 @@ def open_engine(file: Path, engine: str) -> Call:
 
 
 def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) -> Call:
-    """Return what runs a ranker in PyTorch, eager or compiled, with as many threads as ONNX Runtime gets.
+    """Return a call of a ranker in PyTorch: feed in, scores out, one thread as in ONNX Runtime.
+
+    `compile_ranker` measures EAGER; `reco bench compression` also measures COMPILED.
 
     Raises:
         EngineMissing: there is no C++ compiler, which torch.compile needs.
@@ -187,9 +189,8 @@ def open_torch(artefact: RankerArtefact, engine: str, held_out: RankerExamples) 
         if shutil.which("g++") is None:
             raise EngineMissing("torch.compile needs a C++ compiler: g++ is not installed")
         with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter(
-                "ignore"
-            )  # the compiler warns of its own internals, nothing a user can mend
+            # The compiler warns of its own internals, nothing a user can mend.
+            warnings.simplefilter("ignore")
             model = torch.compile(model, dynamic=True)
             model(*given.values())
 

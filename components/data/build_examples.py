@@ -165,7 +165,7 @@ def _first_asked(shown: UserEvents, bought: np.ndarray, at: float) -> tuple[floa
     Args:
         shown: the user's impressions.
         bought: (n,) the times of the user's purchases, sorted.
-        at: the time of the basket's own.
+        at: when this basket was bought.
     """
     if len(shown) == 0:
         return at, shown.items[:0]
@@ -333,11 +333,11 @@ def _build_share(
         if window is None:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
-        asked = [(windows[window].user(basket), False)] * (1 if calibrates else params.masks)
+        shoppers = [(windows[window].user(basket), False)] * (1 if calibrates else params.masks)
         if rng.random() < params.stranger_ratio:
-            asked.append((User(nobody, basket.at), True))
+            shoppers.append((User(nobody, basket.at), True))
         negatives = None if calibrates else params.negatives
-        for user, stranger in asked:
+        for user, stranger in shoppers:
             day = windows[window].as_of(basket.at - starts[window])
             built = _ranker_list(day, basket, user, seen.store_ids, quotas, rng, negatives, stranger)
             if built is not None:
@@ -393,7 +393,7 @@ class _Window:
         self._days = [statistics.as_of(day) for day in fresh]
 
     def as_of(self, seconds: float) -> _Window:
-        """Return the window with the counts of the night before, so many seconds after its beginning."""
+        """Return the window with the day-fresh counts of the night before; `seconds` since it began."""
         window = copy(self)
         window.statistics = self._days[int(seconds // DAY_S)]
         return window
@@ -465,15 +465,15 @@ def _ranker_list(
         candidates, label = candidates[keep], label[keep]
     dense, categorical = model_inputs(Rows(query, candidates))
     categorical[:, 0] = window.input_code[categorical[:, 0]]
-    asked = tower_inputs(query)
+    inputs = tower_inputs(query)
     return RankerExamples(
         dense,
         categorical.astype(np.int32),
         label.astype(np.int8),
         np.array([0, len(label)]),
-        window.input_code[asked["history"]],
-        asked["history_weight"].astype(np.float16),
-        window.input_code[asked["basket"]],
+        window.input_code[inputs["history"]],
+        inputs["history_weight"].astype(np.float16),
+        window.input_code[inputs["basket"]],
     )
 
 

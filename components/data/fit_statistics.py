@@ -186,13 +186,12 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
 def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
     """Return the names of types, categories, departments and manufacturers that were sold; 0 is unknown."""
     sold = items.reindex(seen.item_ids[np.unique(seen.item)])
-    return {
-        column: ["", *sorted(set(_level(sold, column)) - {""})] if column in sold else [""]
-        for column in (*LEVELS, "manufacturer")
-    }
+    columns = (*LEVELS, "manufacturer")
+    return {column: ["", *sorted(set(_level(sold, column)) - {""})] for column in columns}
 
 
 def _level(items: pd.DataFrame, level: str) -> np.ndarray:
+    """Return each item's name in a column, (n,); the empty text where it has none, or there is no column."""
     if level not in items:
         return np.full(len(items), "", dtype=object)
     return items[level].astype(object).fillna("").to_numpy()
@@ -274,10 +273,10 @@ def fit(
 def fresh_by_day(
     purchases: Purchases, item_ids: np.ndarray, types: np.ndarray, first: float, days: int
 ) -> np.ndarray:
-    """Return the features on some days in a row, (days, n, len(FRESH)) float32.
+    """Return the day-fresh features on each of some days in a row, (days, n, len(FRESH)) float32.
 
     Args:
-        purchases: those of a day or later do not count for it.
+        purchases: those before a day count for it, at most SPAN days back.
         item_ids: (n,) the catalogue.
         types: (n,) the type of each item, 0 unknown.
         first: seconds, when the first day begins; each ends when the next begins.
@@ -305,7 +304,10 @@ def fresh_by_day(
 
 
 def _blocks(types: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the first row of a block and the row behind it, for sorted types; none but 0 is divided."""
+    """Yield begin and end of blocks of about FRESH_ROWS rows; no block ends inside a type but type 0.
+
+    The types are sorted; 0 is unknown.
+    """
     start = 0
     while start < len(types):
         end = min(start + FRESH_ROWS, len(types))

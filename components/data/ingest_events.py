@@ -45,7 +45,7 @@ TEST_WINDOW = pd.Timedelta(days=35)
 BUILT_IN = {"complete-journey": read_complete_journey, "toy": toy_dataset}
 FORMATS = ("parquet", "csv")
 QUARANTINE_LIMIT = 0.01  # share of the rows that may break the contract
-NO_CUT = "none"  # as `train_until`: data that nothing is trained on may be as short as they are
+NO_CUT = "none"  # as `train_until`, for data that nothing is trained on: they may be shorter than five weeks
 
 
 class TooManyRefused(EventsInvalid):

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def materialize_features(dataset: Path, statistics: Path, features: Path, cut: str) -> dict[str, int]:
     """Write the archive's base and both views as of `cut`.
 
-    `features` gets `events/base.parquet`, `items.parquet` and one directory per view. The cut, in ISO 8601,
-    is that of the statistics; only events strictly before it are in the views.
+    `features` gets `events/base.parquet`, `items.parquet`, `dataset.json` and one directory per view. The
+    cut, in ISO 8601, is that of the statistics; only events strictly before it are in the views.
 
     Returns:
         How many events, and rows of users and of items, were written.

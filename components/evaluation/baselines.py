@@ -13,7 +13,7 @@ from serving.stages.item_index import FaissTower
 # returns a score per item of the catalogue, (n,).
 Baseline = Callable[[Query, "np.ndarray | None", FaissTower], np.ndarray]
 
-TOWER_DEPTH = 600
+TOWER_DEPTH = 600  # items: no metric looks so far down
 
 
 def popularity(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:

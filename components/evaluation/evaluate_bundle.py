@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 REFERENCE_WINDOW = pd.Timedelta(weeks=9)
 COLD_RATIO = 0.2
 INDEX = ("kind", "recall", "k", "target", "p50_ms", "bytes")  # of its build's measurements
-HEADLINE = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")
+REPORTED = ("ndcg_at_10", "recall_at_20", "hit_ratio_at_10", "mrr")  # metrics by which runs are compared
 
 
 def evaluate_bundle(bundle: Path, dataset: Path, evaluated: Path) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def headline(results: dict[str, Any]) -> dict[str, Any]:
     """Return the means by which evaluations are compared, of the served path and of the baselines."""
     served, baselines = results["served"], results["baselines"]
     return {
-        **{name: served[name] for name in HEADLINE},
-        "interval": {name: _ends(served["interval"][name]) for name in HEADLINE},
+        **{name: served[name] for name in REPORTED},
+        "interval": {name: _ends(served["interval"][name]) for name in REPORTED},
         "baselines": {
-            name: {metric: row[metric] for metric in HEADLINE}
+            name: {metric: row[metric] for metric in REPORTED}
             | {"served_is_times": ratio["ndcg_at_10"], "interval": _ends(ratio["ndcg_at_10_interval"])}
             for (name, row), ratio in zip(baselines.items(), results["ratios"].values(), strict=True)
         },
@@ -187,9 +187,9 @@ def window_s(start: pd.Timestamp) -> tuple[float, float]:
 def _evaluate_beside(
     bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
 ) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the tally with all that streams frozen at the cut, the recall of each source, and cold users."""
+    """Return the tally with histories and counts as at the cut, the recall of each source, and cold users."""
     bundle = load_bundle(bundle_path)
-    cut_s = window_s(pd.Timestamp(bundle.manifest["cut"]))[0]
+    cut_s = pd.Timestamp(bundle.manifest["cut"]).timestamp()
     frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
     counts = Nightly(bundle, purchases)
     # The bundle's own counts may be later: a champion is refreshed each night.

@@ -18,7 +18,7 @@ from feature_repo.statistics import Statistics
 from serving.schemas import DEFAULT_K, DEFAULT_PROFILE, Request
 
 PROTOCOL_SEED = 20171
-CHECKOUTS = 4_000
+CHECKOUTS = 4_000  # whole baskets at most: their answers are the reference of drift
 
 
 @dataclass(frozen=True)

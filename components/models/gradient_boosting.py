@@ -107,7 +107,7 @@ class GradientBoosting:
             }}
         """)
         node.input[:], node.output[:] = ["together"], ["raw"]
-        model.graph.node.insert(3, node)
+        model.graph.node.insert(3, node)  # behind Concat, which makes its input
         onnx.checker.check_model(model)
         onnx.save(model, file)
 

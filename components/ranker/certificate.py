@@ -25,9 +25,8 @@ LONG_BASKET = 10  # items
 TOP = 10
 DRAWS = 300
 _DISCOUNT = 1 / np.log2(np.arange(2, TOP + 2))
-
-
-EXPORTS = ("distill_ranker", "prune_ranker")  # make new weights, whose graph is proven within
+# Steps that make new weights: their certificate holds that of the exported graph, as `export`.
+EXPORTS = ("distill_ranker", "prune_ranker")
 
 
 class ParityFailed(RecoError):

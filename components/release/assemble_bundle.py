@@ -162,7 +162,7 @@ def seal_with_golden(
 
 
 def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
-    """Return the settings; a profile searches as deep as was measured for the deepest, unless it says more.
+    """Return the settings; a profile without a search of its own gets the one that the index was chosen with.
 
     `index` is the report of `build_index`.
 
@@ -174,8 +174,8 @@ def _settings(given: BundleParams, index: dict[str, Any]) -> RankingSettings:
         given.type_penalty,
         given.exposure,
         given.novelty,
-        tuple(map(int, given.novel_slots)),  # numbers that came as JSON are floats
-        float(given.novel_loss),
+        given.novel_slots,
+        given.novel_loss,
         given.spares_new,
         index["search"],
         given.read_profiles(index["search"]),

@@ -131,14 +131,14 @@ def rollback(
 
     Rolling back twice goes back two promotions: the history is read as a stack. A version that was deleted is
     passed over. An alias that was moved or removed by hand returns to the champion; one that was set by hand
-    before any promotion is removed. One that was killed after it changed the registry is completed, and goes
-    no further.
+    before any promotion is removed. A rollback that was killed after it changed the registry is completed,
+    and goes no further.
 
     Args:
         tracking_uri: the registry.
         model_name: the registered model's name.
         home: the state folder that gets the pointer.
-        dry_run: name the version and change nothing.
+        dry_run: name the version and change nothing but the copies under `home`.
         key: private key that signs the version again: an older signature must not follow a newer one.
         trusted_keys: as of `promote_bundle`.
 
@@ -168,7 +168,7 @@ def rollback(
             )
         target = _newest(registry, history, earlier)
         action = "restore" if target.version == versions[-1] else "rollback"
-        _fetch(registry, root, target)
+        fetch_bundle(registry, root, target)
         if not dry_run:
             last = history[-1] if action == "rollback" else None
             _sign_way_back(registry, root, target, last, key, trusted_keys)
@@ -178,9 +178,9 @@ def rollback(
 
 
 def _was_killed(registry: Registry, home: Path, history: Sequence[Promotion]) -> bool:
-    """Say whether a way back has not ended: in the registry, or in the home that began it.
+    """Say whether the last line is a way back that has not ended, in the registry or in this home.
 
-    Then the home names an earlier champion, since before; one of another registry says nothing.
+    If this home wrote the line, its pointer is older then, and names an earlier champion of this history.
     """
     if (last := history[-1]).action == "promote":
         return False
@@ -328,7 +328,7 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
     write_head(home, model_of(home, registry.tracking_uri, registry.model_name), line)
     registry.complete()
-    path = _fetch(registry, home, version).relative_to(home)
+    path = fetch_bundle(registry, home, version).relative_to(home)
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()
     )
@@ -338,7 +338,7 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     write_champion(home, champion)
 
 
-def _fetch(registry: Registry, home: Path, version: Version) -> Path:
+def fetch_bundle(registry: Registry, home: Path, version: Version) -> Path:
     """Return the version's bundle under home, copied there and verified if it is not yet.
 
     Raises:
@@ -379,14 +379,14 @@ def _signature(
         RegistryUnreachable: the registry does not give them.
     """
     try:
-        place = _fetch(registry, home, version)
+        place = fetch_bundle(registry, home, version)
         if missing := set(SIGNATURE_FILES) - registry.names(version):
             fault = f"{min(missing)} is missing: reco sign {version.version} --key KEY"
             return verdict("signature", f"no trusted key signed it, {fault}")
         with _linked(place, home) as copy:
             for name in SIGNATURE_FILES:
                 registry.download(version, copy.parent, name).replace(copy / name)
-            after = _fetch(registry, home, _promoted(registry, before)) if before else None
+            after = fetch_bundle(registry, home, _promoted(registry, before)) if before else None
             check_signed(copy, trusted, after)
             _take_signatures(copy, place)
     except BundleInvalid as error:
@@ -415,7 +415,7 @@ def _judge(
 ) -> tuple[list[Check], dict[str, Any]]:
     """Return the gate's checks of a version, and the measurements."""
     try:
-        bundle = _fetch(registry, home, challenger)
+        bundle = fetch_bundle(registry, home, challenger)
     except BundleInvalid as error:
         return [verdict("files", str(error))], {}
     try:
@@ -425,7 +425,7 @@ def _judge(
     except (BundleInvalid, KeyError, TypeError) as error:
         return [verdict("files"), verdict("readable", f"its own account: {error}")], {}
     champion = None if before is None else _comparable(registry, home, before, bundle, gate)
-    measured = examine(bundle, champion, _dataset(datasets, wanted), int(gate.sample_baskets))
+    measured = examine(bundle, champion, _dataset(datasets, wanted), gate.sample_baskets)
     faults = check_chain(certificates, graph_id(bundle / GRAPH))
     measured["verdicts"]["certificates"] = "; ".join(faults)
     measured["stated"] = stated.get("served")
@@ -486,7 +486,7 @@ def _comparable(
     """
     if not gate.over_champion:
         return None
-    path = _fetch(registry, home, _promoted(registry, before))
+    path = fetch_bundle(registry, home, _promoted(registry, before))
     cuts = [str(read_manifest(one)["cut"]) for one in (path, challenger)]
     if datetime.fromisoformat(cuts[0]) > datetime.fromisoformat(cuts[1]):
         raise NothingToCompare(

@@ -54,7 +54,7 @@ def publish_features(
     Args:
         features: the directory that `materialize_features` filled, or the home's own `offline_store/`.
         cut: ISO 8601; the items' rows are stamped with it, the users' with the end of the events.
-        promoted: what `promote_bundle` returned.
+        promoted: what `promote_bundle` or `deploy_endpoint` returned.
         home: directory of the Feast state: `offline_store/`, `registry.db`, `online_store.db`.
         online_store: a URL of Redis, RECO_STORE_PASSWORD its password if it holds none; empty for SQLite
             under `home`.
@@ -159,7 +159,7 @@ def _refuse_if_superseded(home: Path, cut: str, bundle_id: str) -> None:
         )
 
 
-def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str = "") -> None:
+def _materialize(root: Path, begin: datetime, end: datetime, redis_url: str) -> None:
     """Let Feast write the latest row of each user and item between two stamps, both included."""
     with tempfile.TemporaryDirectory(prefix=".feast-", dir=root) as workspace, quiet_feast():
         from feature_repo.feature_definitions import definitions

@@ -123,9 +123,9 @@ class Registry:
                 return version
         some = ", ".join([version.version for version in known[:8]]) or "none: run `reco run`"
         aliases = ", ".join(sorted({alias for version in known for alias in version.aliases})) or "none"
-        told = f"{self.model_name} has no version {name!r}; versions: {some}; aliases: {aliases}"
+        message = f"{self.model_name} has no version {name!r}; versions: {some}; aliases: {aliases}"
         waits = "; nothing waits for promotion: `reco refresh` makes a challenger"
-        raise RegistryRefused(told + (waits if known and name == CHALLENGER else ""))
+        raise RegistryRefused(message + (waits if known and name == CHALLENGER else ""))
 
     def version_of(self, bundle_id: str) -> str | None:
         """Return the version that holds a bundle, if it is registered."""

@@ -20,8 +20,8 @@ KINDS = ("flat", "ivf_sq8", "ivf_pq", "ivf_pq_refined", "hnsw")  # the simplest 
 LEAST_ITEMS = 5_000  # of fewer a full scan takes tens of microseconds
 PQ_LEAST = 100_000  # items: fewer vectors are small whole
 HNSW_MOST = 200_000  # items: beyond, one core builds the graph for half an hour and more
-ENOUGH_RECALL = 0.995  # what looks at more than this needs is not measured
-LITTLE_RECALL = 0.001  # nor what looks at more than another one that gained less than this
+ENOUGH_RECALL = 0.995  # a search that looks at more than one with this recall is not measured
+LITTLE_RECALL = 0.001  # nor one that looks at more than a search that gained less than this
 TRAIN_ROWS = 64  # vectors for each list: more move its centre by little
 PQ_ITERATIONS = 6  # of k-means on the parts of a vector: twenty more gain next to nothing
 BLOCK = 20  # queries in a row on one point, then another one's turn
@@ -35,14 +35,15 @@ def measure_index(
 ) -> tuple[list[dict[str, Any]], list[Path]]:
     """Build every type of index and measure it as it is served: mapped, one query at a time, one thread.
 
-    The points take turns, in another order each time, so that a busy moment of the machine is shared.
+    A point is a type of index and one way to search it. The points take turns, in another order each time, so
+    that a busy moment of the machine is shared. A type is left out where it saves nothing with so few
+    vectors, or would take too long to build with so many.
 
     Args:
         vectors: (n, d) float32, row number = item code.
         queries: (q, d) float32.
-        params: k, and what recall is enough.
-        scratch: where the indexes are written. What cannot be trained on so few vectors, or would take too
-            long to build of so many, is left out.
+        params: k, and the recall that is enough.
+        scratch: the folder that the indexes are written to.
 
     Returns:
         The curve, one row for each point, and the file of each row's index.

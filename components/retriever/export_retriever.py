@@ -35,7 +35,8 @@ def export_retriever(retriever: Path, examples: Path, graphs: Path) -> dict[str,
     """
     graphs.mkdir(parents=True, exist_ok=True)
     rows = read_retriever_examples(examples)
-    some = np.resize(np.arange(len(rows.basket)), min(max(len(rows.basket), 2), 256))  # 1 is a constant
+    # PyTorch takes a dimension of 1 for a constant: a single basket is repeated.
+    some = np.resize(np.arange(len(rows.basket)), min(max(len(rows.basket), 2), 256))
     inputs = query_inputs(rows, some)
     batch = torch.export.Dim("rows", min=1, max=1 << 20)
     tower, file = QueryTower(load_retriever(retriever)).eval(), graphs / "query_tower.onnx"

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 ALIKE = 0.01  # two processors differ by less in a vector, two trainings by more
 _LARGEST = float(np.finfo(np.float32).max)
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
+# The tables without a row for each item: new items do not change them.
+_NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")
 # Pandas unpacks a .zip, .tar, .gz or .xz by itself: the errors of a broken one, beside Python's usual ones.
 _OF_ARCHIVES = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError)
 
@@ -251,6 +253,3 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
             own = np.broadcast_to(rows.get(name, np.zeros(1)).astype(old.dtype.type), (count, *old.shape[1:]))
             longer[name] = np.concatenate([old, own])
     return replace(before, **longer, new_items=before.new_items + count)
-
-
-_NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")

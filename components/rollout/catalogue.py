@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from components.home import write_json
 from components.release.examination import Examine, examine_apart
 from components.release.gate import Check, enforce
-from components.release.promote_bundle import _fetch as fetch_bundle
-from components.release.promote_bundle import promote_bundle, rollback
+from components.release.promote_bundle import fetch_bundle, promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
@@ -41,7 +40,7 @@ class Versions(Protocol):
         """Make the version the champion."""
 
     def undo(self, record: Release) -> None:
-        """Make the version before it the champion again, if this one is, and refuse it; not one `again`."""
+        """Take the alias challenger from the version; from a new one champion, too, and refuse it."""
 
 
 class ModelCatalogue:
@@ -141,7 +140,10 @@ class ModelCatalogue:
         self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
 
     def undo(self, record: Release) -> None:
-        """Move the alias back if it names this version; take challenger from it, and tag it as refused."""
+        """Move the alias back if it names this version; take challenger from it, and tag it as refused.
+
+        A version that was champion before, by a rollback or `again`, only loses challenger.
+        """
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         is_champion = registry.alias(CHAMPION) == record.version
         if not keeps and is_champion and len(registry.history()) > 1:

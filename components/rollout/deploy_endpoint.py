@@ -23,7 +23,7 @@ from feature_repo.ids import is_name
 
 log = logging.getLogger(__name__)
 
-TEMPLATE = "release"
+TEMPLATE = "release"  # the CronJob of infra/kserve/release, and the beginning of the Jobs' names
 POLL_S = 5.0
 LONGEST_S = 21_600.0  # the Job ends itself after 21,000 s
 

@@ -44,7 +44,7 @@ class Observer:
         """Take the cluster, a connection to pods and gateway, and the bearer token of a caller."""
         self._cluster, self._http, self._gateway, self._token = cluster, http, gateway, token
         self._pace, self._now = pace, now
-        self._state: tuple[str, str, int] = ("", "", 0)  # of which release
+        self._state: tuple[str, str, int] = ("", "", 0)  # release, its state and weight
         self._first: dict[str, SlotCounts] = {}  # by pod
         self._last: dict[str, SlotCounts] = {}
         self._slot: dict[str, str] = {}  # pod -> slot

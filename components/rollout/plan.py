@@ -22,7 +22,7 @@ from feature_repo.errors import RecoError
 FULL = 100
 RELEASE, ROLLBACK = "release", "rollback"
 FINAL = ("done", "aborted")
-UNDONE = ("verify", "publish", "stage", "shadow", "restage", "step")  # states that an abort can still undo
+UNDOABLE = ("verify", "publish", "stage", "shadow", "restage", "step")  # states that an abort can undo
 COMPARED = ("shadow", "step")
 
 
@@ -95,7 +95,7 @@ class Observed:
 def advance(record: Release, seen: Observed, now: float, pace: Pace) -> Release:
     """Return the next record; one with the same state waits."""
     age = now - record.since
-    if record.state in UNDONE and (fault := _fault(record, seen, age, pace)):
+    if record.state in UNDOABLE and (fault := _fault(record, seen, age, pace)):
         return abort(record, fault, now)
     if record.state in COMPARED and seen.verdict:
         record = replace(record, gate=_with_look(record, seen.verdict))

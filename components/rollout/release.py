@@ -38,7 +38,7 @@ from components.rollout.observe import Observer, enough_answers
 from components.rollout.plan import (
     RELEASE,
     ROLLBACK,
-    UNDONE,
+    UNDOABLE,
     Observed,
     Pace,
     Release,
@@ -78,7 +78,7 @@ class Rollout:
         sleep: Callable[[float], None],
         say: Callable[[str], None],
     ) -> None:
-        """Take the cluster, the eyes, the registry and a clock.
+        """Take the cluster, the observer, the registry and a clock.
 
         Args:
             cluster: with route and slots.
@@ -164,7 +164,7 @@ class Rollout:
         silent, waited = self._now() - record.beat, self._now() - record.since
         if silent < self._pace.orphan_s or (record.state == "hold" and waited < self._pace.hold_s):
             return record
-        if record.state in UNDONE and record.kind == RELEASE:
+        if record.state in UNDOABLE and record.kind == RELEASE:
             record = self._save(abort(record, f"its deployer was silent for {silent:.0f} s", self._now()))
         return self._run(record)
 
@@ -181,7 +181,7 @@ class Rollout:
         if record is not None and record.active and record.kind == ROLLBACK and record.state != "abort":
             return self._run(self._save(record))
         if record is not None and record.active and record.state not in ("settle", "abort"):
-            if record.state not in UNDONE and not record.compared:
+            if record.state not in UNDOABLE and not record.compared:
                 raise NoRelease(
                     f"no version was served before {record.version}, and slot {record.stable} has no pods; "
                     "nothing was changed: release another version when this release is over"
@@ -223,7 +223,7 @@ class Rollout:
         try:
             return self._catalogue.find(version)[0] == record.version
         except RegistryRefused:  # the seal, or the abort, has taken the alias from it
-            return record.state not in UNDONE and not version.isdecimal()
+            return record.state not in UNDOABLE and not version.isdecimal()
 
     def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
         route = self._cluster.get("HTTPRoute", ROUTE)
@@ -293,6 +293,7 @@ class Rollout:
         return route
 
     def _run(self, record: Release, asked: bool = False) -> Release:
+        """Act, look and advance until the release is over; an abort that was `asked` for is no error."""
         failure: RecoError | None = None
         while record.active:
             try:
@@ -320,10 +321,10 @@ class Rollout:
 
     def _act(self, record: Release) -> None:
         catalogue = self._catalogue
-        asked = {"verify": catalogue.check, "publish": catalogue.publish, "seal": catalogue.seal}
-        if record.state in asked:
+        in_registry = {"verify": catalogue.check, "publish": catalogue.publish, "seal": catalogue.seal}
+        if record.state in in_registry:
             with self._beating(record):
-                asked[record.state](record)
+                in_registry[record.state](record)
             if record.state == "seal":
                 self._unseal_if_ended(record)
         else:
@@ -416,7 +417,7 @@ def _is_resumed_after(error: RecoError, record: Release) -> bool:
         return True  # they ask registry and store of bundles, and have no traffic
     if record.state in ("verify", "publish"):
         return False
-    return record.state not in UNDONE or isinstance(error, (Conflict, ClusterUnreachable))
+    return record.state not in UNDOABLE or isinstance(error, (Conflict, ClusterUnreachable))
 
 
 def _annotation(route: Document) -> str | None:

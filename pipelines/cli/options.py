@@ -190,7 +190,7 @@ def question_options(command: Command) -> Command:
 
 
 def check_alone(option: str, reason: str, *beside: str) -> None:
-    """Refuse options that this command would ignore beside `option`; those in `beside` it does not."""
+    """Refuse all options that this command would ignore beside `option`; those named in `beside` may come."""
     ctx = click.get_current_context()
     for parameter in ctx.command.params:
         given = ctx.get_parameter_source(str(parameter.name)) not in (None, ParameterSource.DEFAULT)

@@ -1,4 +1,4 @@
-"""Commands that train: check, run, compile, submit, runs, params."""
+"""Commands that train: check, run, compile, submit, schedule, runs, params."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _champion(settings: Settings) -> Iterator[Finding]:
         champion = read_champion(settings.home)
     except NoChampion as error:
         found, _, mend = str(error).rpartition(": ")
-        if (settings.home / "champion.json").exists():
+        if (settings.home / POINTER).exists():
             yield Finding("champion", "fail", found, mend, "ChampionUnread")
         else:
             yield Finding("champion", "warn", found, "reco run")

@@ -30,9 +30,8 @@ class Checked:
 
     rules: Rules
     problems: list[RuleProblem]  # by line
-    bundle_id: (
-        str  # whose items, types and manufacturers its words were looked up among; "" without a champion
-    )
+    # The bundle among whose items, types and manufacturers its words were looked up; "" without a champion.
+    bundle_id: str
 
     @property
     def refused(self) -> bool:

@@ -19,7 +19,7 @@ from pipelines.live.cluster_api import LocalCall, LocalServer, Objects
 PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
 MIRRORS = 4  # mirrored requests at a time; more are dropped, as a gateway may
 Call = tuple[str, str, bytes, dict[str, str]]  # method, path, body, headers
-_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
+_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}  # of one connection alone
 # Before it sends, a pool replaces a connection that its pod has closed.
 _pods = urllib3.PoolManager(maxsize=512, block=True)
 

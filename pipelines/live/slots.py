@@ -18,7 +18,18 @@ from urllib.request import url2pathname
 
 from components.rollout import NAMESPACE
 from components.rollout.cluster import Document
-from components.rollout.manifests import SLOTS, STOP, backend, log_of, service, source_of
+from components.rollout.manifests import (
+    BUNDLE_VARIABLE,
+    LOG_VARIABLE,
+    ROUTE,
+    SLOT_HEADER,
+    SLOTS,
+    STOP,
+    backend,
+    log_of,
+    service,
+    source_of,
+)
 from pipelines.live.cluster_api import Objects
 from pipelines.live.ports import answers, free_port
 from pipelines.live.supervisor import await_end, tail, until_parent_ends
@@ -40,16 +51,16 @@ def new_cluster(source: str, log_dir: Path) -> Objects:
     rules: list[Document] = []
     for slot in SLOTS:
         path = {"path": {"type": "PathPrefix", "value": "/v1"}}
-        header = {"type": "Exact", "name": "x-reco-slot", "value": slot}
+        header = {"type": "Exact", "name": SLOT_HEADER, "value": slot}
         backends = [{"name": backend(slot), "port": 80}]
         rules.append({"matches": [{**path, "headers": [header]}], "backendRefs": backends})
     paths = [{"path": {"type": "PathPrefix", "value": value}} for value in ("/v1", "/v2")]
     split = [{"name": backend(slot), "port": 80, "weight": 100 if slot == SLOTS[0] else 0} for slot in SLOTS]
     rules.append({"matches": paths, "backendRefs": split})
     route = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {}}
-    objects.write(("httproutes", NAMESPACE, "checkout"), {**route, "spec": {"rules": rules}})
+    objects.write(("httproutes", NAMESPACE, ROUTE), {**route, "spec": {"rules": rules}})
     for slot in SLOTS:
-        settings = {"STORAGE_URI": source, "RECO_LOG_DIR": str(log_dir)}
+        settings = {BUNDLE_VARIABLE: source, LOG_VARIABLE: str(log_dir)}
         environment = [{"name": name, "value": value} for name, value in settings.items()]
         container = {"name": "kserve-container", "env": environment}
         stop = {STOP: "false" if slot == SLOTS[0] else "true"}
@@ -204,7 +215,7 @@ class Slots:
         generation += not existing or existing["spec"] != spec
         status |= {"availableReplicas": ready, "observedGeneration": generation}
         if self._failed.get(slot) == found["spec"] and not newest:
-            last = {"type": "Progressing", "status": "False", "message": f"{self._last_words(slot)}"}
+            last = {"type": "Progressing", "status": "False", "message": self._last_words(slot)}
             status["conditions"] = [last]
         if existing is None or (existing["spec"], existing.get("status")) != (spec, status):
             its = {"apiVersion": "apps/v1", "kind": "Deployment"}

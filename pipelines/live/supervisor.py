@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from feature_repo.errors import RecoError
@@ -84,7 +84,7 @@ class _Running:
     started: float = 0.0  # seconds since the epoch
     again_at: float = 0.0  # monotonic: when to start it again
     check_at: float = 0.0  # monotonic
-    failures: int = field(default=0)  # in a row
+    failures: int = 0  # in a row
 
     @property
     def alive(self) -> bool:

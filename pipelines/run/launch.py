@@ -61,7 +61,7 @@ def check_data(data: str) -> None:
 
 
 def check_champions_data(home: Path, data: str) -> None:
-    """Refuse to train a built-in shop over a champion of your own data; warn over the other built-in shop.
+    """Refuse to replace a champion of your own data by a built-in shop's; warn if it is of the other one.
 
     The gate measures both models on the new data, of which the old one knows no item, so it passes the new
     one. A `reco run` that lacks its --data would replace a shop's champion.
@@ -72,9 +72,9 @@ def check_champions_data(home: Path, data: str) -> None:
     if data not in DATA_NAMES or (origin := shops_run(home)) is None:
         return
     runs = promoted_runs(home)
-    before = runs[[run.run_id for run in runs].index(origin.run_id) :]
-    sources = [str(run.arguments.get("data") or data) for run in before]
-    # Of a champion of the home's own archive, the run before says which shop's events that began with.
+    back_from_origin = runs[[run.run_id for run in runs].index(origin.run_id) :]  # newest first
+    sources = [str(run.arguments.get("data") or data) for run in back_from_origin]
+    # A run on the home's own archive names no shop. An earlier run does: its events began the archive.
     shop = next((one for one in sources if not Path(one).is_relative_to(home.absolute())), sources[0])
     if data == shop:
         return
@@ -203,8 +203,8 @@ def promoted(run: Run) -> str:
 def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timedelta) -> dict[str, Any]:
     """Start the training pipeline for a drift verdict, with the arguments of the champion's run.
 
-    The cut and the online store are those of now. Nothing is started if this window has started a run
-    already, or during the cool-down.
+    The cut and the online store are not repeated: they follow from the present data and settings. Nothing is
+    started if this window has started a run already, or during the cool-down.
 
     Returns:
         `started`, `said`, and of a started run `run_id` and `promoted`; `failed` is the step that failed.
@@ -226,8 +226,8 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             by_hand = command(home, "run --data complete-journey")
             said = "not started: no run recorded here promoted the champion, so its arguments are unknown"
             return {"started": False, "said": f"{said}; start one by hand: {by_hand}, or --data DIR"}
-        of_then = ("train_until", "online_store")
-        given = {name: value for name, value in origin.arguments.items() if name not in of_then}
+        not_repeated = ("train_until", "online_store")
+        given = {name: value for name, value in origin.arguments.items() if name not in not_repeated}
         run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)
     except StepFailed as error:
         outcome = {"started": True, "run_id": error.run.run_id, "failed": error.step}
@@ -270,7 +270,7 @@ def retrain_on_cluster(
 
 
 def cluster_result(home: Path, cluster: Kubeflow) -> bool | None:
-    """Return how the last run of `retrain_on_cluster`, or a later training, went; None: none has ended."""
+    """Return whether the newest training since `retrain_on_cluster` succeeded; None: none has ended."""
     from monitoring.retraining import started_run
     from pipelines.run.submit import training_since
 
@@ -306,7 +306,7 @@ def evaluated_run(home: Path) -> Run:
 def run_datasets(home: Path, data: str = "") -> list[Path]:
     """Return the checked data sets that runs still hold, newest first; with `data`, those read from it.
 
-    Without, those under `datasets/` follow: of `dataset_of`, or left by a pipeline for its release.
+    Without, those under `datasets/` follow: `dataset_of` and `deploy_endpoint` write them.
     """
     runs = (run for run in list_runs(home) if not data or run.arguments.get("data") == data)
     folders = [run.artifacts("ingest-events") / "dataset" for run in runs]
@@ -388,7 +388,7 @@ def allowed_ratio(home: Path, source: str) -> float:
 
 
 def newest_data(home: Path) -> str:
-    """Return the newest run's checked data set; the data it was made from if that was removed."""
+    """Return the newest run's checked data set; if that was removed, the `data` of the run."""
     newest = next(list_runs(home), None)
     if newest is None:
         return DATA_NAMES[0]

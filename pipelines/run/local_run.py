@@ -36,16 +36,16 @@ class StepFailed(RecoError):
 
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
         """Take the run, the step, and the step's own last words."""
-        told = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
+        message = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
         home = run.folder.parents[1]
         if cause.startswith("GateFailed"):
-            told += "  the new version stays challenger, the champion stays champion\n"
-            told += f"  compare again:          {command(home, 'promote --dry-run')}"
+            message += "  the new version stays challenger, the champion stays champion\n"
+            message += f"  compare again:          {command(home, 'promote --dry-run')}"
         else:
             again = command(home, f"run --resume {run.run_id}")
-            told += f"  this step alone again:  {again} --only {step}\n"
-            told += f"  go on from here:        {again}"
-        super().__init__(told)
+            message += f"  this step alone again:  {again} --only {step}\n"
+            message += f"  go on from here:        {again}"
+        super().__init__(message)
         self.run, self.step, self.cause, self.exit_code = run, step, cause, exit_code
 
 
@@ -138,7 +138,7 @@ class _Execution:
         self._measured_at = 0.0
 
     def work(self) -> None:
-        """Execute all steps; after a failure, only let those end that run: their work is not lost.
+        """Execute all steps. After a failure no step starts; those that run may end: their work is not lost.
 
         Raises:
             StepFailed: the first step that failed.
@@ -180,7 +180,7 @@ class _Execution:
             together = sum(process.memory_mib() for process in self._running.values())
             self._run.peak_memory_mib = max(self._run.peak_memory_mib, together)
         for name, process in list(self._running.items()):
-            ended = process.has_ended()  # first: nothing is said after it
+            ended = process.has_ended()  # asked before its lines are read: then no line is missed
             for line in process.lines():
                 self._progress.hear(name, line)
             if ended:

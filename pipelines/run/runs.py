@@ -3,6 +3,7 @@
 <home>/runs/<run id>/state.json      this record, rewritten after each step
                      artifacts/<step>/<name>/
                      logs/<step>.log
+                     working/<step>/          of steps that run; after a failure it stays
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class Run:
         return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
 
     def _is_worked_on(self) -> bool:
-        """Return whether the process that saved the record is there: its number may be another's by now.
+        """Return whether the process that saved the record still runs.
 
-        In a container each run has the number 1. A process that began after the last save is another one.
+        Another process may have its number by now: in a container each run has the number 1. A process that
+        began after the last save is another one.
         """
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
             saved_at = (self.folder / "state.json").stat().st_mtime
@@ -221,7 +223,10 @@ def promoted_runs(home: Path) -> list[Run]:
 
 
 def shops_run(home: Path) -> Run | None:
-    """Return the run that says whose shop a home is: the champion's; beside a damaged pointer, the newest."""
+    """Return the run whose data name the shop of a home.
+
+    That is the champion's run or, if the pointer is damaged, the newest one that promoted a bundle.
+    """
     try:
         return champions_run(home)
     except NoChampion:
@@ -241,9 +246,9 @@ def _lineage(home: Path, bundle_id: str) -> Iterator[str]:
 
 
 def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
-    """Remove the artifacts of all but the newest runs, the run `spare` and the champion's; the rest stays.
+    """Remove the artifacts of all but the newest runs, the run `spare` and the champion's.
 
-    A refresh and an extension need the artifacts of the run that promoted the champion.
+    Records and logs stay. A refresh and an extension need the artifacts of the champion's run.
 
     Returns:
         The ids of the runs that were freed.
@@ -262,7 +267,7 @@ def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:
 
 
 def usual_steps(home: Path, run: Run) -> dict[str, StepState]:
-    """Return the steps of the newest finished run that was asked for the same."""
+    """Return the steps of the newest finished run with the same data and models: they need as much memory."""
     same = ("data", "train_until", "example_params", "retriever_params", "ranker_params")
     for other in list_runs(home):
         alike = all(other.arguments.get(key) == run.arguments.get(key) for key in same)

@@ -1,4 +1,4 @@
-"""The training pipeline -> IR YAML in a file, or a run on a Kubeflow Pipelines API."""
+"""A pipeline -> IR YAML in a file; or a run, or a schedule, on a Kubeflow Pipelines API."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def schedule_pipeline(
 
 
 def _schedules(client: Any, experiment_id: str, name: str) -> Iterator[str]:
-    """Yield the numbers of an experiment's recurring runs of that name."""
+    """Yield the ids of an experiment's recurring runs of that name."""
     for listed in _pages(lambda page: client.list_recurring_runs(page, 100, experiment_id=experiment_id)):
         yield from (one.recurring_run_id for one in listed.recurring_runs or () if one.display_name == name)
 

@@ -6,7 +6,7 @@ import pytest
 
 from components.rollout.comparison import GO, HOLD, GateVerdict
 from components.rollout.plan import (
-    UNDONE,
+    UNDOABLE,
     Observed,
     Pace,
     RecordInvalid,
@@ -39,7 +39,7 @@ def test_a_release_goes_through_every_state_in_order() -> None:
     assert path(alone) == ["verify", "publish", "stage", "step 100 %", "seal", "hold", "settle", "done"]
 
 
-@pytest.mark.parametrize("state", UNDONE)
+@pytest.mark.parametrize("state", UNDOABLE)
 def test_a_fault_before_the_seal_gives_all_traffic_back(state: str) -> None:
     record = advance(replace(RECORD, state=state, weight=5), Observed(fault="broken"), 101.0, PACE)
     assert (record.state, record.weight, record.reason) == ("abort", 0, "broken")
