@@ -306,8 +306,8 @@ def count_response(
     degraded_reason: str | None,
     stage_ms: Mapping[str, float],
     took_s: float,
-    route: str = ROUTES[0],
-    priority: str = "checkout",
+    route: str,
+    priority: str,
 ) -> None:
     """Count one answer, how long it took, and the time of each of its stages but `total`.
 

@@ -70,7 +70,7 @@ def retrieve(
     store: np.ndarray | None,
     quotas: Quotas,
     near: np.ndarray = _NOTHING,
-    excluded: np.ndarray = _NOTHING,
+    barred: np.ndarray = _NOTHING,
     offers: np.ndarray = _EVERYTHING,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
@@ -83,7 +83,7 @@ def retrieve(
         store: best sellers of the request's store, codes best first, or None.
         quotas: how many of each source.
         near: codes from the two-tower search, nearest first.
-        excluded: codes that must not be offered (out of stock, banned).
+        barred: codes that must not be offered (out of stock, banned).
         offers: which items the profile offers, (n,) bool; empty: all. A filter leaves out most of a
             catalogue: a list of codes would cost a request more, the more items the shop has.
     """
@@ -91,7 +91,7 @@ def retrieve(
     codes, sources = query.statistics.marked(
         choose,
         query.basket,
-        excluded,
+        barred,
         offers,
         query.history.items,
         query.favourites[: quotas.history],
