@@ -169,7 +169,8 @@ class Stream:
             except MessageInvalid as error:
                 self.letters.bury(message, str(error))
                 continue
-            if self._forgotten.covers(event[2], event[5]):
+            user_id, at = event[2], event[5]
+            if self._forgotten.covers(user_id, at):
                 self.counts.forgotten += 1
                 continue
             taken.append((partition, event, self._generation.get(partition, 0) << OFFSET_BITS | offset))
