@@ -57,7 +57,9 @@ REQUEST_SECONDS = Histogram(
     buckets=REQUEST_BUCKETS_S,
 )
 FAULTS = Counter(
-    "reco_faults", "Requests that got an error of ours (HTTP 5xx, gRPC INTERNAL) and no answer", ["protocol"]
+    "reco_faults",
+    "Requests that got an error of ours (HTTP 5xx, gRPC INTERNAL or UNAVAILABLE) and no answer",
+    ["protocol"],
 )
 REQUESTS_IN_FLIGHT = Gauge(
     "reco_requests_in_flight", "HTTP requests that are being answered", multiprocess_mode="livesum"
