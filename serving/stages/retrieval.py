@@ -14,6 +14,7 @@ from feature_repo.statistics import Statistics
 MOST = 100_000  # candidates of one source, or in all
 _NOTHING = np.empty(0, np.int64)
 _EVERYTHING = np.empty(0, bool)
+# In the order of the numbers that `kernels.candidates.choose` writes, and `add_pinned`.
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
 
