@@ -181,7 +181,7 @@ def is_within_limit(dense: np.ndarray) -> bool:
 
 
 def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
-    """Yield the first column and the features of each table; these are neighbouring columns."""
+    """Yield the first column and the features of each run of neighbouring columns that read one table."""
     for _, group in itertools.groupby(enumerate(REQUEST, _OWN), lambda place: getattr(place[1], "table", "")):
         features = [(column, feature) for column, feature in group if isinstance(feature, TableFeature)]
         if features:

@@ -303,7 +303,7 @@ class Recommender:
         rung: str = "full",
         reason: str | None = None,
     ) -> tuple[Response, Shown]:
-        """Return the answer and what its record needs; `began` is when its last stage did."""
+        """Return the answer and the rest that its record needs; `began` is when re-ranking began."""
         reason = reason or known.degraded_reason
         counts = counting(known.events) if self.tells_counts else None
         explores = self.explores if rung == "full" else 0.0
