@@ -44,7 +44,7 @@ class User:
     """
 
     def __init__(self, events: UserEvents, at: float) -> None:
-        self.lines = events.before(at)
+        self.lines = events.before(at)  # as scanned; `events` adds repeated scans up
         self.at = at
 
     @cached_property

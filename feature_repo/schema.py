@@ -158,8 +158,8 @@ def _item_values(statistics: Statistics) -> np.ndarray:
 def model_inputs(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return the ranker's inputs, dense (n, features) float32 and categorical (n, 4) int64, 0 unknown.
 
-    Values that are not finite, or beyond what float32 holds, become 0 and ±1e9: one broken number
-    stays in its own row and never reaches another user's score.
+    NaN becomes 0, and a number beyond ±LIMIT becomes ±LIMIT: one broken number stays in its own row and
+    never reaches another user's score.
     """
     dense = np.empty((len(rows.candidates), len(DENSE_NAMES)), np.float32)
     with np.errstate(over="ignore"):  # 1e308 becomes infinite, which is clipped below
@@ -181,7 +181,7 @@ def is_within_limit(dense: np.ndarray) -> bool:
 
 
 def _tables() -> Iterator[tuple[int, tuple[TableFeature, ...]]]:
-    """Yield the first column and the features of each table; these are neighbouring columns."""
+    """Yield the first column and the features of each run of neighbouring columns that read one table."""
     for _, group in itertools.groupby(enumerate(REQUEST, _OWN), lambda place: getattr(place[1], "table", "")):
         features = [(column, feature) for column, feature in group if isinstance(feature, TableFeature)]
         if features:

@@ -49,7 +49,7 @@ class Statistics:
     type_lift: np.ndarray  # (T, T) float16 log of how much likelier a basket with type a also holds type b
     popular: np.ndarray  # (p,) int32 best sellers of the last 4 weeks, best first
     store_ids: np.ndarray  # (s,) str, sorted
-    store_popular: np.ndarray  # (s, p) int32 best sellers of each store in the last 13 weeks
+    store_popular: np.ndarray  # (s, b) int32 best sellers of each store in the last 13 weeks
     total_baskets: np.ndarray  # () float64
     fresh: np.ndarray  # (n, features) float32, `schema.FRESH` as of the latest nightly count
     manufacturer: np.ndarray  # (n,) int32 codes of the manufacturer, 0 is unknown
@@ -72,7 +72,7 @@ class Statistics:
         return {store: row for row, store in enumerate(self.store_ids.tolist())}
 
     def best_of_store(self, store_id: str | None) -> np.ndarray | None:
-        """Return the best sellers of a store, best first, (p,) int32; None if the tables do not know it."""
+        """Return the best sellers of a store, best first, (b,) int32; None if the tables do not know it."""
         row = None if store_id is None else self.store_row.get(store_id)
         return None if row is None else self.store_popular[row]
 
@@ -186,7 +186,7 @@ class Statistics:
         return []
 
     def each_code(self, item_ids: Sequence[str]) -> np.ndarray:
-        """Return the code of each id, int64; NO_ITEM for unknown ids; see `is_id`."""
+        """Return the code of each id, int64; NO_ITEM for unknown ids. No id holds a line end, see `is_id`."""
         return self.codes_in("\n".join(item_ids).encode("utf-8", "surrogatepass"), len(item_ids))
 
     def codes(self, item_ids: Sequence[str]) -> np.ndarray:

@@ -72,7 +72,7 @@ def user_item_recency_days(query: Query) -> np.ndarray:
 
 @of_history(missing=NEVER_DAYS)
 def user_item_interval_days(query: Query) -> np.ndarray:
-    """Mean days between the user's purchases of the item; the item's own mean where there is one."""
+    """Mean days between the user's purchases of the item; after a single purchase, the item's own mean."""
     return query.rhythms[1]
 
 

@@ -57,7 +57,9 @@ REQUEST_SECONDS = Histogram(
     buckets=REQUEST_BUCKETS_S,
 )
 FAULTS = Counter(
-    "reco_faults", "Requests that got an error of ours (HTTP 5xx, gRPC INTERNAL) and no answer", ["protocol"]
+    "reco_faults",
+    "Requests that got an error of ours (HTTP 5xx, gRPC INTERNAL or UNAVAILABLE) and no answer",
+    ["protocol"],
 )
 REQUESTS_IN_FLIGHT = Gauge(
     "reco_requests_in_flight", "HTTP requests that are being answered", multiprocess_mode="livesum"
@@ -306,8 +308,8 @@ def count_response(
     degraded_reason: str | None,
     stage_ms: Mapping[str, float],
     took_s: float,
-    route: str = ROUTES[0],
-    priority: str = "checkout",
+    route: str,
+    priority: str,
 ) -> None:
     """Count one answer, how long it took, and the time of each of its stages but `total`.
 

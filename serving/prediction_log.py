@@ -460,5 +460,5 @@ def _with_features(table: pa.Table, names: list[str]) -> pa.Table:
     rows = np.split(aligned, np.cumsum(counts)[:-1]) if len(counts) else []
     field = RECORD_SCHEMA.field("features")
     column = pa.array(_flat(rows, len(names)), field.type)
-    replaced = table.set_column(table.schema.get_field_index("features"), field, column)
-    return replaced.replace_schema_metadata(_schema(names).metadata)
+    table = table.set_column(table.schema.get_field_index("features"), field, column)
+    return table.replace_schema_metadata(_schema(names).metadata)

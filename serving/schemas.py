@@ -216,7 +216,7 @@ class Response(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     degraded: Annotated[bool, Meta(description="Something was missing or late")] = False
     degraded_reason: Annotated[
         Annotated[str, Meta(extra_json_schema={"enum": list(REASONS)})] | None,
-        Meta(description=f"Why the answer is degraded, or, with {NOTHING_LEFT}, why it is empty and is not"),
+        Meta(description=f"Why the answer is degraded; {NOTHING_LEFT}: it is empty, and not degraded"),
     ] = None
     stage_ms: Annotated[
         dict[str, Annotated[float, Meta(ge=0)]], Meta(description="Milliseconds by stage")

@@ -30,7 +30,7 @@ BASE = "base.parquet"
 EVENTS = "events"  # the archive's folder in the offline store
 READ_ATTEMPTS = 5
 BATCH_EVENTS = 200_000  # in memory while rows are made: about 1 KiB each
-MOST_READS = 32  # of the whole archive: of one with more than 6 million events, more are in memory
+MOST_READS = 32  # of the whole archive; one with more than 6 million events gets larger batches instead
 Read = TypeVar("Read")
 
 

@@ -71,7 +71,10 @@ class Forgotten:
         return until is not None and at <= until
 
     def covered(self, users: pa.Array | pa.ChunkedArray, at: np.ndarray) -> np.ndarray:
-        """Return which events are forgotten; the lowest int64 in `at`, (n,), means `always`."""
+        """Return which of the users' events at these times are forgotten, (n,) bool.
+
+        An event without a time, which has the lowest int64 in `at`, is forgotten if its user is.
+        """
         if not self._until or not len(users):
             return np.zeros(len(users), bool)
         chunk = users.combine_chunks() if isinstance(users, pa.ChunkedArray) else users

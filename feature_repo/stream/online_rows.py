@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feast import FeatureStore
 
 ROWS_KEPT = 20_000
-GONE_S = 86_400.0
+GONE_S = 86_400.0  # a partition without a beat for so long has no consumer any more
 _DAMAGED = b"\0"  # no row, and no times of partitions
 
 
@@ -102,7 +102,7 @@ class OnlineRows:
             now: its time, seconds since the epoch.
             name: names the content of the store; a process that writes all users' rows sets a new name.
             partitions: those whose events are in the rows until now. Those of other consumers keep the time
-                they have; one without a beat for a day has no consumer any more.
+                they have, for GONE_S.
         """
         kept = unpack_times(self._read([PARTITIONS])[0] or b"") or {}
         until = {one: at for one, at in kept.items() if at > now - GONE_S} | dict.fromkeys(partitions, now)

@@ -169,7 +169,8 @@ class Stream:
             except MessageInvalid as error:
                 self.letters.bury(message, str(error))
                 continue
-            if self._forgotten.covers(event[2], event[5]):
+            user_id, at = event[2], event[5]
+            if self._forgotten.covers(user_id, at):
                 self.counts.forgotten += 1
                 continue
             taken.append((partition, event, self._generation.get(partition, 0) << OFFSET_BITS | offset))
@@ -183,7 +184,8 @@ class Stream:
 
     def _fold(self, taken: list[tuple[int, Event, int]]) -> None:
         """Fold events into their users' rows."""
-        new = dict(rows_of(events_table([one[1] for one in taken], [one[2] for one in taken])))
+        events, versions = [event for _, event, _ in taken], [version for _, _, version in taken]
+        new = dict(rows_of(events_table(events, versions)))
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
         self._put({user: row for user, row in changed.items() if row is not known[user]})

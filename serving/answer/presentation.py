@@ -60,8 +60,8 @@ def present(
 ) -> tuple[tuple[Recommendation, ...], Shown]:
     """Return the items to show, with reasons and current terms, and the rest that the log needs.
 
-    A reason says how often and when the shopper bought the item, with `counts` before the number; None: it
-    does not. `explores` is the share of requests that explore, see `serving.stages.exploration`.
+    `counts` comes before the number of purchases in a reason; with None a reason says neither how often nor
+    when. `explores` is the share of requests that explore, see `serving.stages.exploration`.
     """
     statistics = bundle.statistics
     pins = statistics.find(ranked.codes.astype(np.int64), plan.pins) if len(plan.pins) else plan.pins

@@ -5,7 +5,7 @@
     rank      one purchase probability per candidate
     finish    the list: rules, diversity, reasons, prices, the log record
 
-Where answers are cached (`serving.cache.answer_cache`), the result of both may exist already.
+Where answers are cached (`serving.cache.answer_cache`), a kept list may replace prepare and rank.
 Everything that belongs to one request travels in `Prepared`: one recommender answers all requests.
 """
 
@@ -42,7 +42,7 @@ from serving.stages.retrieval import Candidates, add_pinned, retrieve, thin
 from serving.stores.freshness import Freshness
 from serving.stores.online_features import OnlineStore, UserRow
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ROUNDS = 3  # of retrieval at most, where so many candidates miss a minimum that fewer than k are left
 NOTHING_HIDDEN = np.empty(0, np.int64)  # for a list of the cache: it outlives the present stock
@@ -115,7 +115,7 @@ class Recommender:
         self._freshness = Freshness() if freshness is None else freshness
         self.answers = answers
         self.tells_counts = True  # in a reason: how often and when the shopper bought the item
-        self.explores = 0.0  # share of the requests
+        self.explores = 0.0  # share of the requests that explore, see `serving.stages.exploration`
         self.store_state = "unread"  # `ready` or `unavailable` after `connect`
 
     def recommend(self, request: Request) -> Response:
@@ -198,7 +198,7 @@ class Recommender:
             self.store_state = "ready"
         except FeaturesUnavailable as error:
             self.store_state = "unavailable"
-            log.warning("answers will lack the users' history until the online store is back: %s", error)
+            _log.warning("answers will lack the users' history until the online store is back: %s", error)
 
     async def fetch(self, request: Request, by: float = math.inf) -> Known:
         """Return the user's row, read by a moment of perf_counter, or why it is absent; and the rules."""
@@ -231,7 +231,7 @@ class Recommender:
         return Known(row, events, self._freshness.reason, plan)
 
     def _unknown(self, request: Request, error: Exception) -> Known:
-        log.warning("answering without the user's history: %s", error)
+        _log.warning("answering without the user's history: %s", error)
         reason = "features_invalid" if isinstance(error, RowInvalid | ValueError) else "features_unavailable"
         return Known(degraded_reason=reason, plan=self._plan(request))
 
@@ -251,7 +251,10 @@ class Recommender:
         return response
 
     def key(self, request: Request, known: Known, at: float | None = None) -> AnswerKey | None:
-        """Return the cache key of the request's list, None if it has no key; what lies before `at` counts."""
+        """Return the cache key of the request's list, None if it has none.
+
+        Of the user's row the lines before `at` are part of the key; None: those before the request's time.
+        """
         if known.events is None:  # a row that is too old or broken is not used
             return answer_key(self.bundle.statistics, request, None, known.plan.digest)
         lines = len(known.events.before(request.at if at is None else at))
@@ -267,8 +270,8 @@ class Recommender:
     ) -> Response | None:
         """Do as `finish` with a list that is kept; None if too little of it can be shown now.
 
-        From `kept` nothing was left out that is sold out now. If this request made the list, `made` has its
-        candidates; without, the log record has no features.
+        `kept` may hold items that are sold out now: they are taken out here. If this request made the list,
+        `made` has its candidates; without it the log record has no features.
         """
         began = time.perf_counter()
         ranked = self._left_of(kept, request, known.plan)
@@ -300,7 +303,7 @@ class Recommender:
         rung: str = "full",
         reason: str | None = None,
     ) -> tuple[Response, Shown]:
-        """Return the answer and what its record needs; `began` is when its last stage did."""
+        """Return the answer and the rest that its record needs; `began` is when re-ranking began."""
         reason = reason or known.degraded_reason
         counts = counting(known.events) if self.tells_counts else None
         explores = self.explores if rung == "full" else 0.0
@@ -333,14 +336,13 @@ class Recommender:
         self._log.append(Record(request, response, rows, time.time(), version, shown.trial))
 
     def best(self, prepared: Prepared, scores: np.ndarray, most: int = KEPT) -> Ranked:
-        """Return the candidates that come into question for the list, at most so many and what rules need."""
+        """Return the candidates that re-ranking may need: at most so many of the best, and those of rules."""
         plan = prepared.known.plan
         codes = prepared.candidates.codes
         bundle, history = self.bundle, prepared.query.history.items
         worth = weigh(bundle.statistics, codes, scores, bundle.weights, bundle.settings.new_gain, history)
-        worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
-        pinned = plan.pinned if len(plan.pins) else plan.pins
-        rules = pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
+        worth = plan.weigh(codes, worth)
+        rules = plan.pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(
@@ -348,9 +350,8 @@ class Recommender:
     ) -> Response | None:
         """Answer with a list that was cached for the same question, whatever its age; None without one.
 
-        What is sold out now is taken out, and prices are those of now.
-
-        Without `known` its user was not read. `asked_at` is the perf_counter since which the total counts.
+        Items that are sold out now are taken out, and prices are those of now. `known` is None if the user's
+        row was not read. `asked_at` is the perf_counter since which the total counts.
         """
         if self.answers is None:
             return None
@@ -401,7 +402,7 @@ class Recommender:
         return response
 
     def _plan(self, request: Request) -> Plan:
-        return self.facts.rules.plan(request.at, request.store_id) if self.facts.rules.rules else NO_PLAN
+        return self.facts.rules.plan(request.at, request.store_id)
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""
@@ -442,7 +443,7 @@ def open_recommender(
         BundleInvalid: the bundle is broken, or answers its golden requests differently than recorded.
     """
     bundle = open_bundle(bundle_path)
-    # Compiles it: golden requests write no record, which needs it.
+    # Compiled now: a log record needs it, and golden requests write none.
     bundle.statistics.find(NOTHING_HIDDEN, NOTHING_HIDDEN)
     rules_file = None if rules is None else RulesFile(rules, bundle.statistics, bundle.vocabulary)
     live = LiveFacts(bundle.statistics, facts, rules_file)

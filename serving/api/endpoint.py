@@ -272,7 +272,7 @@ class _Servicer(InferenceServicer):
     """KServe's, without its model repository: what serves is decided by the registry, not by a caller."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        return await super().ModelInfer(request, _Told(context))
+        return await super().ModelInfer(request, _CallHeaders(context))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
@@ -281,8 +281,8 @@ class _Servicer(InferenceServicer):
         raise NotImplementedError
 
 
-class _Told:
-    """What KServe asks a gRPC context for; among the headers, the time that the call has left."""
+class _CallHeaders:
+    """Stands in for a gRPC context, of which KServe reads only the headers; adds the time left to them."""
 
     def __init__(self, context: Any) -> None:
         self._headers = [SimpleNamespace(key=k, value=v) for k, v in read_metadata(context).items()]

@@ -42,8 +42,8 @@ class RecommendationsService(RecommendationsServicer):
         await self._checkout.enter(call)
         profiles = self._checkout.recommender.bundle.profiles
         plain = _plain(request)
-        asked = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)
-        return _message(await self._checkout.answer(asked, call))
+        parsed = parse_request(plain, now=time.time(), default_id=call.request_id, profiles=profiles)
+        return _message(await self._checkout.answer(parsed, call))
 
 
 class Health(grpc.GenericRpcHandler):

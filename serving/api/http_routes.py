@@ -134,7 +134,7 @@ class Limits:
                     answer = await route(scope, body)
                 finally:
                     scope.pop(TASK, None)  # from here on there is nothing to cancel but the sending
-            elif body:  # a path that takes no body refuses an empty one itself
+            elif body:  # an empty one may be right: the application behind us decides
                 check_json(body)
         except asyncio.CancelledError:
             if GONE not in scope:

@@ -136,7 +136,7 @@ def _operation(
         408: f"The headers or the body did not arrive within {wait_s:g} s",
         413: f"The body is longer than {body_bytes} bytes",
         422: "The body or a header is not as described here",
-        429: "There is no time for a prefetch",
+        429: "A prefetch without enough time, or one too many for its shopper",
         431: f"The headers are longer than {MAX_HEAD_BYTES} bytes",
     }
     return {

@@ -36,7 +36,7 @@ KNOWN_GONE_S = 12 * HOUR_S  # a known user's list, after its time, serves the ru
 # Share by which each list's time is longer or shorter: lists that were computed together, as after a deploy,
 # must not expire together.
 JITTER_RATIO = 0.35
-MAX_BYTES = 64 << 20  # some 30,000 lists
+MAX_BYTES = 64 << 20  # some 25,000 lists of KEPT candidates
 _PARTS = struct.Struct("<iII")  # store, unknown lines, known lines
 
 _hits, _misses = (CACHE_LOOKUPS.labels("process", name) for name in ("hit", "miss"))

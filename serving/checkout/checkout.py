@@ -4,9 +4,9 @@
     rank      the candidates are scored, in this process or elsewhere
     finish    the list is made, unless a lower rung has answered; the observers see it
 
-Whatever breaks on the way, the checkout gets an answer: out of all candidates, out of as many as there is
-time for (`serving.checkout.budgets`), from a list that was kept,
-from best sellers of store or chain, or an empty one.
+Whatever breaks on the way, the checkout gets an answer. It is made of all candidates, or of as many as there
+is time for (`serving.checkout.budgets`). Without a ranking it is a list that was kept, the best sellers of
+store or chain, or empty.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class Checkout:
         user_limit_per_s: float = 0.0,
     ) -> None:
         """Take the champion's recommender and its parts; the deadline counts from a request's arrival."""
-        limit_s, limits = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
+        limit_s, shoppers = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
         admission, budgets = Admission(limit_s), Budgets()
-        self.service = Service(recommender, limit_s, rank, observers, admission, budgets, limits)
+        self.service = Service(recommender, limit_s, rank, observers, admission, budgets, shoppers)
         self._entrance = LoopAdmission()
 
     @property
@@ -203,12 +203,12 @@ class Checkout:
     async def prepare(self, turn: Turn) -> None:
         """Read the user's features and retrieve candidates, unless a cached list answers."""
         refused = self._refused(turn)
-        if self._is_late(turn):
+        if self._is_answered(turn):
             return
         if turn.recommender.answers is not None:
             with _stage(turn, "cache", None):
                 await self._look(turn, admitted=not refused)
-            if self._is_late(turn):
+            if self._is_answered(turn):
                 return
         if refused:
             turn.response = _step_down(turn, refused)
@@ -218,7 +218,7 @@ class Checkout:
 
     async def rank(self, turn: Turn) -> None:
         """Score the candidates."""
-        if self._is_late(turn):
+        if self._is_answered(turn):
             return
         with _stage(turn, "predict", "predict_error"), self.service.admission.computing():
             turn.scores = await self._score(turn)
@@ -238,7 +238,7 @@ class Checkout:
         for observe in self.service.observers:
             try:
                 observe(turn)
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:  # noqa: BLE001 - a log or a metric must not cost the answer
                 _log.exception("an observer failed; the answer goes out all the same")
         return turn.response
 
@@ -268,7 +268,9 @@ class Checkout:
         return None
 
     async def _gather(self, turn: Turn, hidden: np.ndarray | None = None, whole: bool = False) -> Prepared:
-        """Retrieve as many candidates as there is time to rank; none but all if it is to be the `whole`.
+        """Retrieve as many candidates as there is time to rank, and compute their features.
+
+        `hidden`: see `Recommender.retrieve`. With `whole`, fewer than all candidates are too few.
 
         Raises:
             DeadlineNear: the time is too short.
@@ -410,8 +412,8 @@ class Checkout:
         """Return the latest moment of perf_counter at which re-ranking must begin."""
         return turn.call.deadline - self.service.budgets.reranking.of()
 
-    def _is_late(self, turn: Turn) -> bool:
-        """Say whether there is nothing to do any more: cache or lower rung has answered, now or before."""
+    def _is_answered(self, turn: Turn) -> bool:
+        """Say whether a turn has its response; after the deadline a lower rung gives it one here."""
         if turn.response is None and time.perf_counter() > turn.call.deadline:
             turn.response = _step_down(turn, DeadlineExceeded.reason)
         return turn.response is not None

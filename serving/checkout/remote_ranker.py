@@ -37,7 +37,7 @@ from serving.metrics import RANKER_CALLS
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
 MAX_ROWS = 800  # of a joined call
-MARGIN_S = 0.002  # share of the deadline that is left for making the list
+MARGIN_S = 0.002  # before a request's deadline: left for making the list
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
 READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
 TLS = "https://"  # before the address of a ranker behind TLS

@@ -209,7 +209,7 @@ class Rules:
 
     def _spread(self, numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the codes of some rules in one array, and the rule's number for each code."""
-        codes = [_some(self._codes[number]) for number in numbers]
+        codes = [_listed(self._codes[number]) for number in numbers]
         if not codes:
             return _NOTHING, _NOTHING
         return np.concatenate(codes), np.repeat(numbers, [len(part) for part in codes])
@@ -250,7 +250,7 @@ class Rules:
         pins = {
             self.rules[n].slot: (int(codes[0]), self.rules[n].name)
             for n in numbers
-            if len(codes := _some(self._codes[n]))
+            if len(codes := _listed(self._codes[n]))
         }
         held = [pins.get(slot, (NO_ITEM, "")) for slot in range(1, max(pins, default=0) + 1)]
         return np.array([code for code, _ in held], np.int64), tuple(name for _, name in held)
@@ -267,7 +267,8 @@ class Rules:
 NO_RULES = Rules()
 
 
-def _some(codes: np.ndarray | None) -> np.ndarray:
+def _listed(codes: np.ndarray | None) -> np.ndarray:
+    """Return the codes that a rule lists; a rule for every item (None) lists none."""
     return _NOTHING if codes is None else codes
 
 

@@ -59,8 +59,8 @@ def fill_slots(
 
     Greedy: each chosen item of a type multiplies the worth of the others of that type by `type_penalty`. New
     items may be spared, if the shopper has bought any of the best candidates: of a stranger all are new.
-    1 changes nothing; a hard "one of each type" (0) costs a sixth of the recall on grocery baskets, where
-    shoppers do buy two yogurts.
+    A penalty of 1 changes nothing. A penalty of 0, one item of each type, costs a sixth of the recall on
+    grocery baskets: shoppers do buy two yogurts.
 
     Args:
         pool: the candidates.
@@ -87,7 +87,7 @@ def _fill(
     k: int,
     type_penalty: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill one slot after the other; see `fill_slots`, whose fields these are."""
+    """Fill one slot after the other; the arguments are the fields of `fill_slots`' `pool` and `slots`."""
     n = len(worth)
     order = np.argsort(-worth, kind="mergesort")  # from here on, a place in this order names a candidate
     left, types = worth[order], types[order]
@@ -348,8 +348,8 @@ def best_of(
         worth: of each candidate, (n,) 0 or more; None: its score.
         pinned: codes that rules pin: such candidates are always taken.
         reserved: see `SlotRules`; enough candidates of each reserved kind are taken.
-        rarity: see `fill_slots`.
-        novel: see `fill_slots`.
+        rarity: see `WeighedCandidates`.
+        novel: see `SlotRules`.
     """
     worth = weighed = scores.astype(np.float64) if worth is None else worth
     others = []

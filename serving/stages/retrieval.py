@@ -14,6 +14,7 @@ from feature_repo.statistics import Statistics
 MOST = 100_000  # candidates of one source, or in all
 _NOTHING = np.empty(0, np.int64)
 _EVERYTHING = np.empty(0, bool)
+# In the order of the numbers that `kernels.candidates.choose` writes, and `add_pinned`.
 SOURCES = ("history", "together", "tower", "store", "popular", "pinned", "week")
 
 
@@ -70,7 +71,7 @@ def retrieve(
     store: np.ndarray | None,
     quotas: Quotas,
     near: np.ndarray = _NOTHING,
-    excluded: np.ndarray = _NOTHING,
+    barred: np.ndarray = _NOTHING,
     offers: np.ndarray = _EVERYTHING,
 ) -> Candidates:
     """Return up to `quotas.total` candidates, each source after the one before.
@@ -83,7 +84,7 @@ def retrieve(
         store: best sellers of the request's store, codes best first, or None.
         quotas: how many of each source.
         near: codes from the two-tower search, nearest first.
-        excluded: codes that must not be offered (out of stock, banned).
+        barred: codes that must not be offered (out of stock, banned).
         offers: which items the profile offers, (n,) bool; empty: all. A filter leaves out most of a
             catalogue: a list of codes would cost a request more, the more items the shop has.
     """
@@ -91,7 +92,7 @@ def retrieve(
     codes, sources = query.statistics.marked(
         choose,
         query.basket,
-        excluded,
+        barred,
         offers,
         query.history.items,
         query.favourites[: quotas.history],

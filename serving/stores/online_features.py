@@ -45,7 +45,7 @@ WRITTEN_FIELD = f"_ts:{USER_VIEW}".encode()
 
 TIMEOUT_MS = 5.0
 FAIR = 0.5  # share of the timeout; a store that got less time than that from a late request is not at fault
-_THREADS = 0
+_THREADS = 0  # one reader: all threads without an event loop
 CONNECTED_S = 0.03  # from a read that only connected to the next
 _PROBE_USER = ""  # no store holds a row for it
 _reads = {
