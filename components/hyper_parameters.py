@@ -237,7 +237,9 @@ class BundleParams:
     def __post_init__(self) -> None:
         """Refuse quotas and profiles that cannot be read."""
         try:
-            _ = self.quotas if self.profiles == PROFILES else self.read_profiles({})
+            _ = self.quotas
+            if self.profiles != PROFILES:
+                self.read_profiles({})
         except ValueError as error:
             raise TypeError(f"BundleParams: {error}") from error
 

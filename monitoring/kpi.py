@@ -240,6 +240,9 @@ def measure_labels(log_dir: str, dataset: Path, bundle: Path, numbers: Any) -> d
             )
         events = read_dataset(dataset).events
         bought = events[events["event_type"] == "purchase"]
+        if bought.empty:
+            show_numbers({}, numbers)
+            return {"status": "insufficient_data", "reason": "labels: the data hold no purchase"}
         end = bought["at"].max()
         since = (end - timedelta(weeks=WEEKS_BEFORE + 1)).to_pydatetime()
         answers = read_log(Path(log_dir), since, features=False)

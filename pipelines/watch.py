@@ -27,11 +27,12 @@ def watch(
     """Measure drift of purchases and labels, list items that jump, and raise the alarm if there is reason.
 
     `since` and `until` are of the purchases that are compared with the bundle's. Labels and jumps are of the
-    newest data. Items that jump fail no run.
+    newest data. Items that jump fail no run. `reco schedule` gives a home as `bundle`: events of the shoppers
+    whom the home has forgotten are left out. One bundle's folder holds no such list.
     """
     events = large(
         component_steps.ingest_events(
-            data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=NO_CUT
+            data=data, max_quarantine_ratio=max_quarantine_ratio, train_until=NO_CUT, home=bundle
         )
     )
     measured = large(

@@ -107,6 +107,7 @@ def release(
 def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: str, resume: bool) -> None:
     """Go on with an unfinished release, or begin one."""
     from components.release.registry import CHALLENGER
+    from components.rollout.cluster import ClusterUnreachable
     from components.rollout.release import NoRelease
 
     try:
@@ -116,7 +117,8 @@ def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: 
                 return
         rollout.start(version or CHALLENGER, catalogue.place)
     finally:  # an aborted one, too: the table says why
-        show_release(context, *rollout.status())
+        with contextlib.suppress(ClusterUnreachable):  # it would replace the release's own exit code
+            show_release(context, *rollout.status())
 
 
 def open_rollout(

@@ -215,10 +215,10 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
     from monitoring.retraining import claim_retrain, release_retrain
     from pipelines.run.local_run import StepFailed
 
+    before = {run.run_id for run in list_runs(home)}  # an error here must leave no claim
     decision = claim_retrain(verdict, home, datetime.now(UTC), cool_down)
     if not decision.allowed:
         return {"started": False, "said": f"not started: {decision.reason}"}
-    before = {run.run_id for run in list_runs(home)}
     try:
         origin = champions_run(home)
         if origin is None:

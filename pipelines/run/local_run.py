@@ -20,7 +20,7 @@ from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, without_passwords
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
 from pipelines.run.progress import Progress
-from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, usual_steps
+from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, read_run, usual_steps
 from pipelines.run.step_order import StepOrder
 from pipelines.run.step_process import HEAVY, ServerEnded, StepProcess, StepServer
 from pipelines.run.stopping import on_stop
@@ -83,6 +83,7 @@ def resume_run(home: Path, run: Run, spec: Spec, only: str, stream: IO[str], job
     if only and (only := only.replace("_", "-")) not in names:
         raise ArgumentsInvalid(f"run {run.run_id} has no step {only!r}: {closest(only, names)}")
     with locked(home / "run.lock", f"running {run.run_id}"):
+        run = read_run(run.folder)  # another process may have ended it since the caller read it
         known = {step.name: step for step in run.steps}
         run.steps = [known.get(name, StepState(name)) for name in names]
         good = run.outputs()

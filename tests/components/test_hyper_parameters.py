@@ -70,6 +70,7 @@ def test_a_wrong_name_is_refused_before_slow_libraries_load() -> None:
     ("group", "given", "told"),
     [
         (BundleParams, {"history": -1}, "quota history is '-1'"),
+        (BundleParams, {"history": -1, "profiles": {}}, "quota history is '-1'"),
         (BundleParams, {"candidates": 0}, "candidates is 0"),
         (BundleParams, {"candidates": 200_000}, "quota total is '200000'"),
         (BundleParams, {"profiles": {"lunch": {"quotas": {"total": "x"}}}}, "'lunch': quota total is 'x'"),

@@ -163,6 +163,9 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
     assert nothing == {"status": "insufficient_data", "reason": "labels: no log was named"}
     with pytest.raises(FileNotFoundError, match="holds no segment of a prediction log"):
         measure_labels(str(tmp_path), tmp_path / "same", bundle, numbers)
+    write_dataset(tmp_path / "shown", replace(shop, events=shop.events.assign(event_type="impression")))
+    unsold = measure_labels(str(tmp_path / "log"), tmp_path / "shown", bundle, numbers)
+    assert unsold == {"status": "insufficient_data", "reason": "labels: the data hold no purchase"}
     (tmp_path / "old").mkdir()
     early = pd.Timestamp(day.since) - pd.Timedelta(days=2)
     pq.write_table(log.filter(pc.less(log["at"], early)), tmp_path / "old" / "1-000000.parquet")

@@ -124,8 +124,10 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(
     before = files(home)
     run = evaluated_run(toy_line, home)
     run.arguments["gate_params"] = {"over_blend": 1_000.0}
-    with pytest.raises(StepFailed, match="GateFailed"):
+    run.save()
+    with pytest.raises(StepFailed, match="GateFailed") as refused:
         resume_run(home, run, spec_of("full"), "", sys.stderr)
+    run = refused.value.run
     assert (run.step("promote-bundle").status, run.step("publish-features").status) == ("failed", "waiting")
     assert files(home) == before
     # Nor can the step be sent alone past the gate.
@@ -134,7 +136,8 @@ def test_a_refused_bundle_leaves_the_online_store_as_it_was(
     assert files(home) == before
 
     run.arguments["gate_params"] = {"over_blend": 0.1, "over_two_tower": 0.1, "least_baskets": 1}
-    resume_run(home, run, spec_of("full"), "", sys.stderr)
+    run.save()
+    run = resume_run(home, run, spec_of("full"), "", sys.stderr)
     assert run.status == "done"
     note = json.loads((home / "online_store.json").read_text())
     champion = read_champion(home)

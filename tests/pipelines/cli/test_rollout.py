@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from components.rollout import NAMESPACE
+from components.rollout.cluster import ClusterUnreachable
 from components.rollout.observe import Observer
 from components.rollout.plan import to_json
+from components.rollout.release import Rollout
 from feature_repo.errors import CHECK_FAILED
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
@@ -61,8 +63,16 @@ def test_the_status_shows_state_weights_and_the_gates_table(reco: Any, api: ApiS
     assert document["weights"] == {"blue": 100, "green": 0}
 
 
-def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(reco: Any, api: ApiServer) -> None:
+@pytest.mark.parametrize("is_away_at_the_end", [False, True])
+def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(
+    reco: Any, api: ApiServer, monkeypatch: pytest.MonkeyPatch, is_away_at_the_end: bool
+) -> None:
+    def fail(_: Rollout) -> Any:
+        raise ClusterUnreachable("the API does not answer")
+
     before = stands(api, state="aborted", reason="step 5 %", started_by="job-1")
+    if is_away_at_the_end:
+        monkeypatch.setattr(Rollout, "status", fail)
     registry = ("--tracking-uri", "http://127.0.0.1:9")
     done = reco("release", "2", "--resume", "--deployer", "job-1", *registry)
     assert (done.exit_code, "version 2 was refused at step 5 %" in done.output) == (CHECK_FAILED, True)

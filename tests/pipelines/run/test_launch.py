@@ -211,6 +211,18 @@ def test_a_run_that_did_not_start_or_was_stopped_does_not_use_the_cool_down(
     assert not (drifted / "retrain.json").exists()
 
 
+def test_runs_that_cannot_be_listed_do_not_use_the_cool_down(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(home: Path) -> Any:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("pipelines.run.launch.list_runs", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert not (drifted / "retrain.json").exists()
+
+
 @pytest.mark.parametrize(
     ("step", "is_promoted", "says"),
     [

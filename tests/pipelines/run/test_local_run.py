@@ -90,12 +90,16 @@ def test_resume_continues_after_the_last_finished_step(tmp_path: Path, spec: Spe
         start(tmp_path, spec, fail_while=str(flag))
     made = find_run(tmp_path, "last").artifacts("make-numbers").stat().st_mtime_ns
     flag.unlink()
+    stale = find_run(tmp_path, "last")
     run, said = resume(tmp_path, spec)
     assert run.status == "done"
     assert "3 steps, 1 kept from before" in said
     assert "make-numbers" not in said
     assert run.artifacts("make-numbers").stat().st_mtime_ns == made
     assert run.outputs()["report"].parameters == {"Output": "6.0"}
+    again = io.StringIO()
+    assert resume_run(tmp_path, stale, spec, "", again).status == "done"
+    assert "3 steps, 3 kept from before" in again.getvalue(), "it ended since its record was read"
 
 
 def test_one_step_alone_makes_the_later_ones_stale(tmp_path: Path, spec: Spec) -> None:
@@ -188,6 +192,7 @@ def test_steps_beside_a_failed_one_end_and_are_kept(tmp_path: Path, pair_spec: S
     assert [step.status for step in run.steps] == ["failed", "done", "waiting"]
     assert "waiting for meet-2 to end" in said.getvalue()
     run.arguments["left_fails"] = False
+    run.save()
     again = io.StringIO()
     assert resume_run(tmp_path, run, pair_spec, "", again, jobs=1).status == "done"
     assert "3 steps, 1 kept from before" in again.getvalue()
