@@ -190,7 +190,8 @@ def _compare(
         query = build_query(bundle.statistics, tuple(answer["basket"]), events, answer["at"].timestamp())
         dense, categorical = model_inputs(Rows(query, bundle.statistics.codes(answer["item_ids"])))
         differs = dense.view(np.uint32) != seen.astype(np.float32).view(np.uint32)
-        off = np.abs(rank(bundle.ranker, dense, categorical) - np.array(answer["scores"], np.float32))
+        scores = rank(bundle.ranker, dense, categorical)
+        off = np.abs(scores - np.array(answer["scores"], np.float32))
         error = max(error, float(off.max()))
         values += dense.size
         for column in np.flatnonzero(differs.any(0)):
@@ -198,15 +199,16 @@ def _compare(
         if not differs.any() and off.max() <= SCORE_TOLERANCE:
             equal += 1
         elif first is None:
-            first = _first(answer, seen, dense, differs, off)
+            first = _first(answer, seen, dense, differs, scores)
     return Skew(len(answers), equal, values, error, first, features, skipped)
 
 
 def _first(
-    answer: Mapping[str, Any], seen: np.ndarray, dense: np.ndarray, differs: np.ndarray, off: np.ndarray
+    answer: Mapping[str, Any], seen: np.ndarray, dense: np.ndarray, differs: np.ndarray, scores: np.ndarray
 ) -> Difference:
-    item, column = (int(i) for i in np.argwhere(differs)[0]) if differs.any() else (int(off.argmax()), -1)
+    worst = int(np.abs(scores - answer["scores"]).argmax())
+    item, column = (int(i) for i in np.argwhere(differs)[0]) if differs.any() else (worst, -1)
     logged = seen[item, column] if column >= 0 else answer["scores"][item]
-    again = dense[item, column] if column >= 0 else answer["scores"][item] + off[item]
+    again = dense[item, column] if column >= 0 else scores[item]
     name = DENSE_NAMES[column] if column >= 0 else "score"
     return Difference(answer["request_id"], answer["item_ids"][item], name, float(logged), float(again))

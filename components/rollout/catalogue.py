@@ -112,7 +112,8 @@ class ModelCatalogue:
         result = self._promote(record, self._examine, dry_run=True)
         rows = [{name: value for name, value in row.items() if name != "passed"} for row in result["checks"]]
         enforce([Check(**row) for row in rows])
-        write_json(self._measured(record), {name: result[name] for name in ("previous", "measured")})
+        champion = self.find(result["previous"])[1] if result["previous"] else ""
+        write_json(self._measured(record), {"champion": champion, "measured": result["measured"]})
 
     def publish(self, record: Release) -> None:
         """Copy the bundle to where pods load it from."""
@@ -135,9 +136,12 @@ class ModelCatalogue:
         # The deployer before this one may have had another disk, and the champion may be another by now:
         # then the gate measures again.
         kept = json.loads(file.read_bytes()) if file.is_file() else {}
-        previous = self._registry().alias(CHAMPION) or ""
-        is_of_now = kept.get("previous") == previous
-        self._promote(record, (lambda *_: kept["measured"]) if is_of_now else self._examine)
+
+        def examine(challenger: Path, champion: Path | None, *rest: Any) -> dict[str, Any]:
+            is_of_now = kept.get("champion") == (champion.name if champion else "")
+            return kept["measured"] if is_of_now else self._examine(challenger, champion, *rest)
+
+        self._promote(record, examine)
 
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused.

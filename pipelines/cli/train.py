@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 STATE = "/mnt/reco"
 CRON_FIELDS = 6  # of Kubeflow Pipelines
+OF_OPTIONS = {  # parameters of the pipeline that an option sets, also by its default
+    "data": "--data",
+    "train_until": "--train-until",
+    "model_name": "--model-name",
+    "tracking_uri": "--tracking-uri",
+    "home": "--home, or --state of `reco submit`",
+}
 
 
 @click.command()
@@ -78,7 +85,6 @@ def run(
     model_name: str,
 ) -> None:
     """Train here, to a promoted champion."""
-    from pipelines.run.arguments import parse_params
     from pipelines.run.launch import promoted, resume_training, start_training
 
     if resume is not None:
@@ -91,13 +97,22 @@ def run(
     elif fast and full:
         raise click.UsageError("--fast and --full contradict each other: give one")
     else:
-        given = parse_params(params)
+        given = _parse(params)
         given |= {"data": data, "train_until": train_until, "model_name": model_name}
         size: Size = "fast" if fast else "full" if full else "default"
         done = start_training(context.home, given, size, tracking_uri, sys.stderr, jobs or 0)
     step = done.outputs().get("promote-bundle")
     document = {**_run_row(done), "promoted": step.parameters["Output"] if step else None}
     context.answer(document, promoted(done))
+
+
+def _parse(params: tuple[str, ...]) -> dict[str, Any]:
+    from pipelines.run.arguments import parse_params
+
+    given = parse_params(params)
+    for name in given.keys() & OF_OPTIONS.keys():
+        raise click.UsageError(f"--param {name}: give {OF_OPTIONS[name]}")
+    return given
 
 
 volume_options: Callable[[Command], Command] = stacked(
@@ -220,7 +235,7 @@ def submit(
     model_name: str,
 ) -> None:
     """Run the training pipeline on Kubeflow Pipelines."""
-    from pipelines.run.arguments import check_hyper_parameters, complete_arguments, parse_params
+    from pipelines.run.arguments import check_hyper_parameters, complete_arguments
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store, check_train_until
     from pipelines.run.submit import Kubeflow, equipped, submit_pipeline, wait_for_run
@@ -228,7 +243,7 @@ def submit(
 
     _check_reachable(tracking_uri, volume)
     mount = _mount(volume, state)
-    given = parse_params(params)
+    given = _parse(params)
     size: Size = "fast" if fast else "full"
     check_hyper_parameters(given)
     check_train_until(train_until)

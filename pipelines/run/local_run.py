@@ -105,7 +105,7 @@ def _execute(home: Path, run: Run, spec: Spec, todo: list[str], stream: IO[str],
     progress = Progress(stream)
     order = StepOrder(spec, todo, usual_steps(home, run), jobs)
     names = [step.name for step in run.steps]
-    kept = len(names) - len(todo)
+    kept = sum(step.status == "done" for step in run.steps)
     run.pid, began = os.getpid(), time.monotonic()
     progress.begin(run.run_id, names, kept)
     try:

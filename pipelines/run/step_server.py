@@ -47,8 +47,9 @@ def main() -> None:
     server = os.getpid()
     for line in iter(sys.stdin.readline, ""):
         gc.freeze()  # a collection in a step would copy every page that it shares with the others
-        if os.fork() == 0:
+        if (number := os.fork()) == 0:
             _become(json.loads(line), server, numbers)
+        os.write(numbers, f"{number}\n".encode())  # the step may fail first, and the run waits for it
 
 
 def _become(step: dict[str, Any], server: int, numbers: int) -> None:
@@ -61,7 +62,6 @@ def _become(step: dict[str, Any], server: int, numbers: int) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        os.write(numbers, f"{os.getpid()}\n".encode())
         os.close(numbers)
         threading.Thread(target=_end_with, args=(server,), daemon=True).start()
         _forget_server(step["environment"], step["threads"])

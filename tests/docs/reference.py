@@ -379,6 +379,8 @@ def parameters_page() -> str:
         "The defaults are those of `reco run --full` and `reco submit`. Smaller runs have others:\n\n"
         + smaller_runs()
         + "\n## Arguments of the pipeline\n\n"
+        "Options set `home`, `tracking_uri`, `data`, `train_until` and `model_name`: `--param` refuses "
+        "these.\n\n"
     )
     rows = [(code(name), code(default)) for name, default in pipeline_arguments()]
     text += table(("argument", "default"), rows)

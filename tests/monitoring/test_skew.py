@@ -106,6 +106,20 @@ def test_a_changed_archive_is_found_and_the_feature_named(
     assert f"first difference: user_spend_per_line of item {found.first.item_id}" in describe(found)
 
 
+@pytest.mark.parametrize("added", [0.25, -0.25])
+def test_a_score_that_differs_is_shown_as_it_was_and_as_it_is(
+    served: Path, toy_line: Path, tmp_path: Path, added: float
+) -> None:
+    table = pq.read_table(served / "prediction_log" / "segment.parquet").slice(0, 1)
+    index, [[score, *others]] = table.schema.get_field_index("scores"), table["scores"].to_pylist()
+    table = table.set_column(index, table.schema.field(index), [[[score + added, *others]]])
+    pq.write_table(table, tmp_path / "segment.parquet")
+    found = replay(tmp_path, served / "offline_store", toy_line / "evaluated", 10)
+    assert found.first is not None
+    assert found.first.feature == "score"
+    assert (found.first.logged, found.first.recomputed) == pytest.approx((score + added, score), abs=1e-6)
+
+
 def test_answers_that_cannot_be_compared_are_counted(served: Path, toy_line: Path, tmp_path: Path) -> None:
     table = pq.read_table(served / "prediction_log" / "segment.parquet").slice(0, 4)
     index = table.schema.get_field_index("bundle_id")

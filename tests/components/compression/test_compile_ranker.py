@@ -174,6 +174,21 @@ def test_a_variant_outside_its_tolerance_is_measured_and_not_chosen(
 
 
 @pytest.mark.slow
+def test_a_ranker_that_eager_pytorch_refuses_is_compiled_without_a_speedup(
+    toy_line: Path, tmp_path: Path, few_repeats: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel here")
+
+    monkeypatch.setattr("components.compression.compile_ranker.open_torch", refuse)
+    (tmp_path / "variants").mkdir()
+    where = (toy_line / "examples", toy_line / "pruned", tmp_path / "variants", tmp_path / "compiled")
+    assert compile_ranker(*where, {"candidates": 100}).keys() == {"variant", "engine", "p50_ms"}
+    skipped = json.loads((tmp_path / "compiled" / "engines.json").read_text())["skipped"]
+    assert skipped[f"{EAGER}, fp32"] == "RuntimeError: no kernel here"
+
+
+@pytest.mark.slow
 def test_every_engine_is_measured_or_skipped_with_a_reason(toy_line: Path) -> None:
     told = json.loads((toy_line / "ranker" / "engines.json").read_text())
     engines = [one["engine"] for one in told["arms"]]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -97,7 +98,12 @@ def test_a_worse_version_is_refused_before_any_pod_loads_it(
 
 
 def test_a_champion_of_meanwhile_is_measured_beside_the_version_before_the_seal(
-    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str, dataset: Path
+    catalogue: ModelCatalogue,
+    evaluated: Callable[..., Path],
+    registry: Registry,
+    uri: str,
+    dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.19)):
         register_bundle(evaluated(name, quality), uri, "recommender")
@@ -106,8 +112,13 @@ def test_a_champion_of_meanwhile_is_measured_beside_the_version_before_the_seal(
         catalogue.check(record)
         if version == "1":
             catalogue.seal(record)
-    home = str(dataset.parent / "another")
-    promote_bundle("3", [dataset], uri, "recommender", home, examine=as_planned)
+    home, promote = str(dataset.parent / "another"), catalogue._promote
+
+    def promote_late(*given: Any) -> Any:
+        promote_bundle("3", [dataset], uri, "recommender", home, examine=as_planned)
+        return promote(*given)
+
+    monkeypatch.setattr(catalogue, "_promote", promote_late)
     with pytest.raises(GateFailed, match="against champion"):
         catalogue.seal(record)
     assert registry.alias("champion") == "3"

@@ -1,15 +1,20 @@
 """The pipeline's last step on our Kubernetes API and a real MLflow database; the test plays the Job."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.rollout.deploy_endpoint import LONGEST_S, ReleaseFailed, deploy_endpoint
+from feature_repo.events import read_dataset, write_dataset
+from feature_repo.stream.erasure import forget, microseconds
+from feature_repo.toy_shop import toy_dataset
 from pipelines.cli.rollout import release
 from pipelines.live.cluster_api import ApiServer, Objects
 from tests.kubernetes_api import kubernetes_api
@@ -83,6 +88,22 @@ def test_the_job_releases_this_version_and_is_followed(
     # The step again, after its pod died: the same Job, no second release.
     assert step() == done
     assert len(step.jobs()) == 1
+
+
+def test_a_shopper_who_was_forgotten_since_the_run_read_the_data_is_not_in_the_copy(
+    step: Step, home: Path, dataset: Path
+) -> None:
+    shop = toy_dataset()
+    sealed = write_dataset(dataset, shop, pd.DataFrame({"row": [1], "user_id": ["user-000"]}))
+    forget(home, "user-000", microseconds(datetime.now(UTC)))
+    step.play = lambda wait: step.end("Failed")
+    with pytest.raises(ReleaseFailed, match="ended as Failed"):
+        step()
+    [copy] = (home / "datasets").iterdir()
+    data = read_dataset(copy)
+    assert set(data.events["user_id"]) == set(shop.events["user_id"]) - {"user-000"}
+    assert data.manifest["was"] == [sealed["data_hash"]], "the gate finds it by the evaluation's hash"
+    assert not (copy / "quarantine.jsonl").read_text()
 
 
 def test_a_bundle_id_of_the_registry_that_is_no_name_is_refused(

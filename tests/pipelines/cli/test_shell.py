@@ -46,6 +46,8 @@ SCHEDULE = "schedule --host http://127.0.0.1:1 --data /mnt/reco/offline_store"
         ("run --data toy --param ranker_params.epochs", "ranker_params.epochs"),
         ("run --data toy --param ranker_parms.epochs=1", "did you mean 'ranker_params'"),
         ("run --data toy --param epochs=3", "has no parameter 'epochs'"),
+        ("run --param data=./mine", "--param data: give --data"),
+        (f"{SUBMIT} {TRACKED} --volume v --param home=/data", "give --home, or --state of `reco submit`"),
         ("run --resume ''", "--resume is empty: name a run or `last`"),
         ("run --resume last --data complete-journey", "--data means nothing with --resume"),
         ("run --resume last --tracking-uri ''", "--tracking-uri means nothing"),

@@ -105,6 +105,7 @@ def test_resume_continues_after_the_last_finished_step(tmp_path: Path, spec: Spe
 def test_one_step_alone_makes_the_later_ones_stale(tmp_path: Path, spec: Spec) -> None:
     run, _ = start(tmp_path, spec)
     run, said = resume(tmp_path, spec, only="add_up")
+    assert "3 steps, 1 kept from before" in said, "report came of an older output"
     assert "add-up" in said
     assert "report" not in said
     assert [step.status for step in run.steps] == ["done", "done", "waiting"]

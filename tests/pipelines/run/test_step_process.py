@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import threading
 import time
 from functools import partial
 from importlib import import_module
@@ -94,6 +95,17 @@ def test_a_step_that_is_ended_gives_nothing(tmp_path: Path, spec: Spec) -> None:
         process.end()
         assert process.has_ended()
         assert process.close() is None
+
+
+def test_a_step_that_cannot_open_its_log_has_a_number_and_leaves_its_error(tmp_path: Path) -> None:
+    step = {"folder": str(tmp_path), "log": str(tmp_path / "gone" / "log"), "threads": 1, "environment": {}}
+    with StepServer(tmp_path / "server") as server:
+        late = threading.Timer(120, server._process.kill)  # else a missing number would be waited for
+        late.start()
+        assert server.fork(step) > 0
+        late.cancel()
+        eventually((tmp_path / "failure.json").exists, 120)
+    assert "FileNotFoundError" in (tmp_path / "failure.json").read_text()
 
 
 def test_steps_end_with_their_server_and_none_starts_without(tmp_path: Path, spec: Spec) -> None:
