@@ -307,7 +307,7 @@ class Stream:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
         self._settle()
-        self._rows.reopen()
+        self._rows.drop(self._rows.users())
 
     # ------------------------------------------------------------------------------------------- the rest
 

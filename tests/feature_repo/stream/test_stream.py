@@ -319,6 +319,14 @@ def test_rows_that_another_consumer_writes_while_the_store_is_away_for_one_stay(
     assert place.lines("ann") == [3]
 
 
+def test_partitions_are_given_away_while_the_store_is_away(place: Place) -> None:
+    stream = place.alone(0)
+    say(stream, 0, 0)
+    stream._rows._open = Mock(side_effect=ConnectionError("away"))
+    stream._revoked(stream._consumer, [])
+    assert not stream._rows.users()
+
+
 def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(place: Place) -> None:
     one, other = place.alone(0), place.alone(1)
     one._beat()
