@@ -8,6 +8,7 @@ nothing: uncommitted messages come again, and a row that holds an event already 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -416,6 +417,8 @@ class Stream:
             try:
                 return act()
             except STORE_ERRORS as error:
+                if getattr(error, "errno", None) == errno.ENOSPC:
+                    raise  # the archive's or the registry's: a full disk is no store that is away
                 self.counts.store_failures += 1
                 if (why := type(error).__name__) != said:
                     said = why

@@ -1,5 +1,6 @@
 """Repeated, late and poisoned messages and kills: the rows are those of a batch over clean events."""
 
+import errno
 import json
 import os
 import random
@@ -420,6 +421,19 @@ def test_a_damaged_row_is_rebuilt_from_the_archive(
     for offset, user in enumerate(("ann", "bob", "eve"), start=2):
         say(stream, 0, offset, user)
     assert place.lines("ann", "bob", "eve") == [2, 2, 1]
+
+
+def test_an_archive_that_is_full_is_no_store_that_is_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = place.alone(0)
+    say(stream, 0, 0)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(stream_module, "write_segment", Mock(side_effect=full))
+    stream._stop.set()  # else a store that is away is tried for ever
+    with pytest.raises(OSError, match="No space left"):
+        stream._insist(stream._rebuild)
+    assert stream.counts.store_failures == 0
 
 
 def test_the_heartbeat_stops_while_a_backlog_waits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
