@@ -26,7 +26,7 @@ from serving import metrics
 from serving.answer.recommender import NOTHING_HIDDEN, Known, Prepared, Recommender
 from serving.cache.answer_cache import AnswerKey
 from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
-from serving.checkout.budgets import Budgets
+from serving.checkout.budgets import MARGIN_S, Budgets
 from serving.errors import (
     DeadlineExceeded,
     DeadlineNear,
@@ -114,7 +114,7 @@ class Checkout:
     ) -> None:
         """Take the champion's recommender and its parts; the deadline counts from a request's arrival."""
         limit_s, shoppers = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
-        admission, budgets = Admission(limit_s), Budgets()
+        admission, budgets = Admission(limit_s), Budgets(0.0 if rank is rank_here else MARGIN_S)
         self.service = Service(recommender, limit_s, rank, observers, admission, budgets, shoppers)
         self._entrance = LoopAdmission()
 
@@ -412,7 +412,7 @@ class Checkout:
 
     def _rerank_at(self, turn: Turn) -> float:
         """Return the latest moment of perf_counter at which re-ranking must begin."""
-        return turn.call.deadline - self.service.budgets.reranking.of()
+        return turn.call.deadline - self.service.budgets.after_ranking_s()
 
     def _is_answered(self, turn: Turn) -> bool:
         """Say whether a turn has its response; after the deadline a lower rung gives it one here."""
