@@ -293,6 +293,8 @@ class PredictionLog:
                 _log.warning("prediction log: %d records of a killed process recovered", count)
         except OSError as error:
             _log.warning("prediction log: segments of killed processes stay open: %s", error)
+        except Exception:  # noqa: BLE001 - the edge of the thread: one bad segment must not end the log
+            _log.exception("prediction log: segments of killed processes stay open")
 
     def _write_queued(self) -> None:
         while self._queue:
@@ -324,13 +326,16 @@ class PredictionLog:
             self._segment.publish()
         except OSError as error:
             self._abandon_segment(error, 0)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.exception("prediction log: a segment could not be published")
+            self._abandon_segment(error, 0)
         else:
             self.written += self._segment.rows
             LOG_RECORDS.labels("written").inc(self._segment.rows)
             LOG_OPEN.dec(self._segment.rows)
             self._segment = None
 
-    def _abandon_segment(self, error: OSError, unwritten: int) -> None:
+    def _abandon_segment(self, error: Exception, unwritten: int) -> None:
         lost = unwritten
         if self._segment is not None:
             lost += self._segment.rows

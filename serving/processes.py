@@ -38,6 +38,7 @@ from serving.settings import Settings
 FIRST_PAUSE_S = 0.5  # before a child is started that died twice without an answer between
 # Until a child was ready, a start is unlikely to help; afterwards a long pause would be a hole for callers.
 LONGEST_PAUSE_S, LONGEST_READY_PAUSE_S = 30.0, 1.0
+LONGEST_EVENT = 1 << 24  # bytes: the message of a child that failed may quote its settings
 SAY_S = 1.0  # a line to stderr is waited for no longer
 _log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class Processes:
             except OSError:
                 ours.close()
                 raise
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_EVENT)
         slot.process = slot.code = None
         try:
             async for line in reader:

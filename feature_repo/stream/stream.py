@@ -8,6 +8,7 @@ nothing: uncommitted messages come again, and a row that holds an event already 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -307,7 +308,7 @@ class Stream:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Settle, and drop all rows from memory: another consumer writes some of them from now on."""
         self._settle()
-        self._rows.reopen()
+        self._rows.drop(self._rows.users())
 
     # ------------------------------------------------------------------------------------------- the rest
 
@@ -416,6 +417,8 @@ class Stream:
             try:
                 return act()
             except STORE_ERRORS as error:
+                if getattr(error, "errno", None) == errno.ENOSPC:
+                    raise  # the archive's or the registry's: a full disk is no store that is away
                 self.counts.store_failures += 1
                 if (why := type(error).__name__) != said:
                     said = why

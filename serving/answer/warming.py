@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -61,7 +62,8 @@ def frequent_requests(log_dir: Path, at: float) -> list[Request]:
 def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield the log's records segment by segment, the newest segment first."""
     for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
-        yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
+        with contextlib.suppress(FileNotFoundError):  # `reco feedback --keep-days` has just deleted it
+            yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
 
 
 def warm(

@@ -29,6 +29,7 @@ QUICK, FALL = 60, 0.05
 UNSEEN_S, BELIEVED, LEAST_BELIEVED = 0.1, 0.8, 1e-3
 LEAST_S = 1e-5
 SCALE = 500  # candidates, so that both parts of a budget are of one size
+MARGIN_S = 0.002  # that ranking elsewhere leaves for making the list, even if re-ranking is quicker
 SHOWN_EVERY = 64  # times of a stage, between two changes of its gauge
 
 
@@ -110,13 +111,19 @@ class Budget:
 class Budgets:
     """Those of all stages, of one event loop; times come in, no clock is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, margin_s: float = 0.0) -> None:
+        """Take the least time that ranking must leave."""
+        self._margin_s = margin_s
         self.features, self.retrieval = Budget("features"), Budget("retrieval")
         self.ranking, self.reranking = Budget("ranking"), Budget("reranking")
 
+    def after_ranking_s(self) -> float:
+        """Return the seconds that must be left when the candidates are ranked."""
+        return max(self.reranking.of(), self._margin_s)
+
     def after_retrieval_s(self, candidates: int) -> float:
         """Return the seconds that must be left when so many candidates are found."""
-        return self.ranking.of(candidates) + self.reranking.of()
+        return self.ranking.of(candidates) + self.after_ranking_s()
 
     def after_features_s(self, candidates: int) -> float:
         """Return the seconds that must be left when the shopper's row is read."""
@@ -142,7 +149,7 @@ class Budgets:
         """
         if self.after_retrieval_s(found) <= left_s:
             return found
-        most = min(self.ranking.most(left_s - self.reranking.of()), found)
+        most = min(self.ranking.most(left_s - self.after_ranking_s()), found)
         if most >= fewest:
             return most
         self.ranking.believe_less(now)

@@ -26,7 +26,7 @@ from serving import metrics
 from serving.answer.recommender import NOTHING_HIDDEN, Known, Prepared, Recommender
 from serving.cache.answer_cache import AnswerKey
 from serving.checkout.admission import Admission, LoopAdmission, ShopperLimits, prefetch_waits_s
-from serving.checkout.budgets import Budgets
+from serving.checkout.budgets import MARGIN_S, Budgets
 from serving.errors import (
     DeadlineExceeded,
     DeadlineNear,
@@ -57,6 +57,7 @@ class Turn:
     began: float  # perf_counter; since `call.arrived` it had waited for others
     began_s: float = 0.0  # the same moment in processor time of the thread
     known: Known | None = None
+    read_s: float = 0.0  # that the read of `known` took before `_gather` began
     prepared: Prepared | None = None
     scores: np.ndarray | None = None
     response: Response | None = None  # set early when the cache or a lower rung answers
@@ -113,7 +114,7 @@ class Checkout:
     ) -> None:
         """Take the champion's recommender and its parts; the deadline counts from a request's arrival."""
         limit_s, shoppers = deadline_ms / 1e3, ShopperLimits(user_limit_per_s)
-        admission, budgets = Admission(limit_s), Budgets()
+        admission, budgets = Admission(limit_s), Budgets(0.0 if rank is rank_here else MARGIN_S)
         self.service = Service(recommender, limit_s, rank, observers, admission, budgets, shoppers)
         self._entrance = LoopAdmission()
 
@@ -288,7 +289,7 @@ class Checkout:
         if turn.known is None:
             read_by = deadline - budgets.after_features_s(fewest)
             turn.known = await turn.recommender.fetch(turn.request, read_by)
-        asked = turn.recommender.ask(turn.request, turn.known, began)
+        asked = turn.recommender.ask(turn.request, turn.known, began - turn.read_s)
         if not is_read:
             since = asked.ready_at
             budgets.features.learn(since - began, since)
@@ -338,7 +339,8 @@ class Checkout:
         read_by = deadline - self.service.budgets.after_features_s(_fewest(turn))
         turn.known = await recommender.fetch(request, read_by)
         read = time.perf_counter()
-        self.service.budgets.features.learn(read - began, read)
+        turn.read_s = read - began
+        self.service.budgets.features.learn(turn.read_s, read)
         key = recommender.key(request, turn.known)
         if key is None:
             _cache_refused.inc()
@@ -356,7 +358,7 @@ class Checkout:
             return
         made = leader.prepared if leader else None
         stage_ms = dict(made.stage_ms) if made else {}
-        stage_ms["features"] = stage_ms.get("features", 0.0) + (read - began) * 1e3
+        stage_ms.setdefault("features", turn.read_s * 1e3)
         stage_ms["cache"] = (time.perf_counter() - began) * 1e3 - sum(stage_ms.values())
         turn.response = recommender.finish_cached(request, turn.known, ranked, stage_ms, made)
 
@@ -410,7 +412,7 @@ class Checkout:
 
     def _rerank_at(self, turn: Turn) -> float:
         """Return the latest moment of perf_counter at which re-ranking must begin."""
-        return turn.call.deadline - self.service.budgets.reranking.of()
+        return turn.call.deadline - self.service.budgets.after_ranking_s()
 
     def _is_answered(self, turn: Turn) -> bool:
         """Say whether a turn has its response; after the deadline a lower rung gives it one here."""

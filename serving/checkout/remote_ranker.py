@@ -37,7 +37,6 @@ from serving.metrics import RANKER_CALLS
 from serving.stores.circuit_breaker import PROBE_S, CircuitBreaker
 
 MAX_ROWS = 800  # of a joined call
-MARGIN_S = 0.002  # before a request's deadline: left for making the list
 FAIR_S = 0.01  # a ranker that had less of a hurried request's time is not at fault
 READY_S, LOOP_S = 1.0, 5.0  # that a probe may take, and with all that its loop does meanwhile
 TLS = "https://"  # before the address of a ranker behind TLS
@@ -97,8 +96,7 @@ class RemoteRanker:
         if self.breaker.is_open:
             _calls["refused"].inc()
             raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")
-        deadline = min(turn.until, turn.call.deadline - MARGIN_S)
-        if deadline <= time.perf_counter():
+        if turn.until <= time.perf_counter():
             _calls["refused"].inc()
             raise DeadlineExceeded("no time is left to ask the ranker")
         dense, categorical = turn.prepared.dense, turn.prepared.categorical
@@ -107,7 +105,7 @@ class RemoteRanker:
             rows=len(dense),
             bundle_id=turn.recommender.bundle.bundle_id,
             priority=turn.call.priority,
-            deadline=deadline,
+            deadline=turn.until,
         )
         return scores
 

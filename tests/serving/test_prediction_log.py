@@ -256,6 +256,26 @@ def test_one_bad_record_does_not_end_the_log(tmp_path: Path, caplog: pytest.LogC
     assert (log.written, log.dropped) == (1, 1)
 
 
+@pytest.mark.parametrize(("act", "written"), [("recover_segments", 2), ("_to_parquet", 1)])
+def test_a_segment_that_fails_for_want_of_memory_does_not_end_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, written: int
+) -> None:
+    whole, failures = getattr(prediction_log, act), iter([MemoryError("malloc of size 64 failed")])
+
+    def fails_once(path: Path) -> int:
+        for error in failures:
+            raise error
+        return int(whole(path))
+
+    monkeypatch.setattr(prediction_log, act, fails_once)
+    log = PredictionLog(tmp_path, NAMES, segment_s=0.0, poll_s=0.01)
+    for number in (1, 2):
+        log.append(record(number))
+        eventually(lambda number=number: log.written + log.dropped == number)  # type: ignore[misc]
+    log.close()
+    assert (log.written, log.dropped) == (written, 2 - written)
+
+
 def test_segments_of_an_older_feature_schema_are_matched_by_name(tmp_path: Path) -> None:
     pq.write_table(
         records_to_table([record(0, names=("count", "gone"))], ("count", "gone")), tmp_path / "1.parquet"

@@ -26,6 +26,7 @@ from serving.prediction_log import _whole_batches, read_log
 from serving.processes import (
     LONGEST_PAUSE_S,
     LONGEST_READY_PAUSE_S,
+    NoneStarts,
     Processes,
     hold,
     memory_mb,
@@ -237,6 +238,15 @@ def test_a_child_that_was_ready_is_started_again_without_a_pause(tmp_path: Path)
 
     _, pauses = small_endpoint(tmp_path, child, end_after(13), processes=1)
     assert pauses == [*[0.0] * 8, 0.5, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.slow
+def test_the_long_message_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
+    failed = '{"event": "failed", "message": "%s", "exit_code": 2}\\n'
+    child = f"request[1].sendall(b'{failed}' % (b'x' * 200_000))"
+    with pytest.raises(NoneStarts) as failure:
+        small_endpoint(tmp_path, child, lambda started, pids: None, processes=1)
+    assert str(failure.value) == "x" * 200_000
 
 
 # ------------------------------------------------------------------------------------ a real endpoint

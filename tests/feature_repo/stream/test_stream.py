@@ -1,5 +1,6 @@
 """Repeated, late and poisoned messages and kills: the rows are those of a batch over clean events."""
 
+import errno
 import json
 import os
 import random
@@ -319,6 +320,14 @@ def test_rows_that_another_consumer_writes_while_the_store_is_away_for_one_stay(
     assert place.lines("ann") == [3]
 
 
+def test_partitions_are_given_away_while_the_store_is_away(place: Place) -> None:
+    stream = place.alone(0)
+    say(stream, 0, 0)
+    stream._rows._open = Mock(side_effect=ConnectionError("away"))
+    stream._revoked(stream._consumer, [])
+    assert not stream._rows.users()
+
+
 def test_a_store_that_lost_its_rows_gets_the_unarchived_rows_of_another_consumer(place: Place) -> None:
     one, other = place.alone(0), place.alone(1)
     one._beat()
@@ -412,6 +421,19 @@ def test_a_damaged_row_is_rebuilt_from_the_archive(
     for offset, user in enumerate(("ann", "bob", "eve"), start=2):
         say(stream, 0, offset, user)
     assert place.lines("ann", "bob", "eve") == [2, 2, 1]
+
+
+def test_an_archive_that_is_full_is_no_store_that_is_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = place.alone(0)
+    say(stream, 0, 0)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(stream_module, "write_segment", Mock(side_effect=full))
+    stream._stop.set()  # else a store that is away is tried for ever
+    with pytest.raises(OSError, match="No space left"):
+        stream._insist(stream._rebuild)
+    assert stream.counts.store_failures == 0
 
 
 def test_the_heartbeat_stops_while_a_backlog_waits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

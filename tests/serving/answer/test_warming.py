@@ -74,6 +74,7 @@ def test_the_most_frequent_requests_of_anonymous_shoppers_come_first(tmp_path: P
     baskets = [twice, thrice, once, twice[::-1], thrice, thrice]
     known = [record_of(("k",), user_id="u1")] * 5
     write_log(tmp_path, [*known, *map(record_of, baskets), record_of(thrice, store_id=None)])
+    (tmp_path / "9.parquet").symlink_to("gone")  # listed, and deleted before it is opened
     requests = frequent_requests(tmp_path, at=7.0)
     assert [request.basket for request in requests] == [thrice, twice], "in any order; none asked once"
     assert {(request.user_id, request.store_id, request.at) for request in requests} == {(None, "s", 7.0)}

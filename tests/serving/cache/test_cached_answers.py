@@ -15,7 +15,7 @@ import pytest
 from feature_repo.aggregates import pack
 from feature_repo.facts import Fact
 from feature_repo.schema import DENSE_NAMES
-from serving.answer.recommender import Recommender, open_recommender
+from serving.answer.recommender import Known, Recommender, open_recommender
 from serving.answer.warming import warm_up
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.checkout import Checkout
@@ -471,6 +471,22 @@ def test_an_answer_that_begins_again_with_fewer_candidates_counts_once(
 async def test_the_time_of_a_row_that_is_read_is_not_needed_again(cached: Recommender, k: int) -> None:
     checkout = experienced(Checkout(cached, 1e9), features_s=1_000.0)
     assert (await checkout.answer(replace(KNOWN, k=k), call(900))).rung == "full"
+
+
+@pytest.mark.parametrize("k", [4, 16], ids=["with a key", "without a key"])
+async def test_the_read_of_the_row_counts_once_as_a_stage(
+    cached: Recommender, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = cached.fetch
+
+    async def slow(request: Request, by: float) -> Known:
+        await asyncio.sleep(0.05)
+        return await fetch(request, by)
+
+    monkeypatch.setattr(cached, "fetch", slow)
+    stage_ms = (await Checkout(cached, 1e9).answer(replace(KNOWN, k=k), call())).stage_ms
+    assert stage_ms["features"] > 40
+    assert min(stage_ms.values()) >= 0, "the rest of the time is the cache's"
 
 
 async def test_hurried_requests_wait_for_a_shared_list_in_flight(cached: Recommender) -> None:

@@ -118,6 +118,14 @@ def test_without_samples_every_request_fits() -> None:
     assert Budgets().most(1e-9, 500, 50, 0.0) == 500
 
 
+def test_ranking_elsewhere_must_leave_its_margin() -> None:
+    """A ranker that gives up before its budget is over would be taken for a quick one."""
+    budgets = Budgets(margin_s=0.002)
+    for left_s, most in ((0.0021, 500), (0.0019, 0)):
+        assert budgets.has_room(left_s, 500, is_read=False) == bool(most)
+        assert budgets.most(left_s, 500, 50, 0.0) == most
+
+
 @pytest.mark.parametrize(
     ("left_s", "candidates", "is_read", "has_room"),
     [

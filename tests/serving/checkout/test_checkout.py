@@ -15,7 +15,7 @@ from msgspec import structs
 from serving.answer.recommender import Asked, Recommender
 from serving.cache.answer_cache import AnswerCache
 from serving.checkout.admission import SLICE_S
-from serving.checkout.budgets import FIRST
+from serving.checkout.budgets import FIRST, MARGIN_S
 from serving.checkout.checkout import FEWEST, Checkout, Rank, Turn, rank_here
 from serving.errors import FeaturesUnavailable, Overloaded, RankerMismatch, RankerUnavailable
 from serving.observe.stderr_log import JsonFormatter
@@ -373,7 +373,10 @@ def test_slow_retrieval_leaves_less_time_for_ranking(
     assert FEWEST <= len(turns[0].prepared.dense) <= 120  # type: ignore[union-attr]
 
 
-def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommender) -> None:
+@pytest.mark.parametrize(("reranking_s", "left_s"), [(1_800.0, 1_800.0), (0.0, MARGIN_S)])
+def test_a_hanging_ranker_holds_no_request_past_its_budget(
+    recommender: Recommender, reranking_s: float, left_s: float
+) -> None:
     """The later stages have their share: half an hour of the hour here."""
     waits: list[float] = []
 
@@ -383,10 +386,10 @@ def test_a_hanging_ranker_holds_no_request_past_its_budget(recommender: Recommen
         await asyncio.sleep(3_600)
         raise AssertionError("nobody waits so long")
 
-    checkout = experienced(Checkout(recommender, 1e6, hangs), reranking_s=1_800.0)
-    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=1_801.0)))
+    checkout = experienced(Checkout(recommender, 1e6, hangs), reranking_s=reranking_s)
+    answer = asyncio.run(checkout.answer(REQUEST, call(limit_s=reranking_s + 1.0)))
     assert (answer.rung, answer.degraded_reason) == ("popular", "deadline_exceeded")
-    assert waits == [pytest.approx(1_800.0)]
+    assert waits == [pytest.approx(left_s)]
 
 
 def test_late_retrieval_still_updates_the_budget(

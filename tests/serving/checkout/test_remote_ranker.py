@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from serving.answer.recommender import Recommender
+from serving.checkout.budgets import MARGIN_S
 from serving.checkout.checkout import Turn
 from serving.errors import DeadlineExceeded, RankerMismatch, RankerUnavailable
 from serving.schemas import Request
@@ -29,7 +30,7 @@ REQUEST = Request(("1000005",), 1_512_498_600.0, "u1", None, 10, "r1")
 def turn(recommender: Recommender, limit_s: float = 60.0) -> Turn:
     given = call(limit_s)
     made = Turn(REQUEST, given, recommender, given.arrived)
-    made.prepared = recommender.prepare(REQUEST)
+    made.prepared, made.until = recommender.prepare(REQUEST), given.deadline - MARGIN_S
     return made
 
 
@@ -337,7 +338,7 @@ async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: R
 
 
 async def test_an_invalid_request_does_not_open_the_circuit_breaker(recommender: Recommender) -> None:
-    from serving.checkout.remote_ranker import FAIR_S, MARGIN_S
+    from serving.checkout.remote_ranker import FAIR_S
 
     other = Recommender(replace(recommender.bundle, bundle_id="other"), open_store("memory:"))
     async with ranking(Ranker(recommender)) as (elsewhere, ranker):
