@@ -47,9 +47,8 @@ def main() -> None:
     server = os.getpid()
     for line in iter(sys.stdin.readline, ""):
         gc.freeze()  # a collection in a step would copy every page that it shares with the others
-        if (number := os.fork()) == 0:
+        if os.fork() == 0:
             _become(json.loads(line), server, numbers)
-        os.write(numbers, f"{number}\n".encode())  # the step may fail first, and the run waits for it
 
 
 def _become(step: dict[str, Any], server: int, numbers: int) -> None:
@@ -58,6 +57,7 @@ def _become(step: dict[str, Any], server: int, numbers: int) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        os.write(numbers, f"{os.getpid()}\n".encode())  # before all that may fail: the run waits for it
         log = os.open(step["log"], os.O_WRONLY | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
