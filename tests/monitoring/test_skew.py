@@ -112,7 +112,8 @@ def test_a_score_that_differs_is_shown_as_it_was_and_as_it_is(
 ) -> None:
     table = pq.read_table(served / "prediction_log" / "segment.parquet").slice(0, 1)
     index, [[score, *others]] = table.schema.get_field_index("scores"), table["scores"].to_pylist()
-    table = table.set_column(index, table.schema.field(index), [[[score + added, *others]]])
+    field = table.schema.field(index)
+    table = table.set_column(index, field, pa.array([[score + added, *others]], field.type))
     pq.write_table(table, tmp_path / "segment.parquet")
     found = replay(tmp_path, served / "offline_store", toy_line / "evaluated", 10)
     assert found.first is not None
