@@ -277,7 +277,7 @@ def configured_keys() -> Path | None:
     """Return the configured folder of trusted keys, without reading the other settings.
 
     Raises:
-        SettingInvalid: the folder, `.env` or the TOML file cannot be read.
+        SettingInvalid: `.env` or the TOML file cannot be read or has an unknown name.
     """
     given = read_values(Settings, _variables(), "", None, SettingInvalid, only=("trusted_keys",))
     return given.get("trusted_keys")

@@ -341,8 +341,10 @@ class Recommender:
         codes = prepared.candidates.codes
         bundle, history = self.bundle, prepared.query.history.items
         worth = weigh(bundle.statistics, codes, scores, bundle.weights, bundle.settings.new_gain, history)
-        worth = plan.weigh(codes, worth)
-        rules = plan.pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
+        # Most requests have no rules, and do not enter their module.
+        worth = plan.weigh(codes, worth) if len(plan.weighed) else worth
+        pinned = plan.pinned if len(plan.pins) else plan.pins
+        rules = pinned, plan.reserved, bundle.rarity_of(codes), bundle.novel
         return best_of(prepared.query, prepared.candidates, scores, most, worth, *rules)
 
     def last_kept(
@@ -402,7 +404,7 @@ class Recommender:
         return response
 
     def _plan(self, request: Request) -> Plan:
-        return self.facts.rules.plan(request.at, request.store_id)
+        return self.facts.rules.plan(request.at, request.store_id) if self.facts.rules.rules else NO_PLAN
 
     def _left_of(self, cached: Ranked, request: Request, plan: Plan) -> Ranked:
         """Return what may be offered now of a cached list."""
