@@ -94,7 +94,7 @@ def ingest_events(
         raise _too_many(torn, len(torn), max_quarantine_ratio, write_quarantine(beside, torn))
     complete = complete_columns(found.events)
     forgotten = Forgotten.load(Path(home) if home else None)
-    gone = _of_forgotten(complete, forgotten)
+    gone = of_forgotten(complete, forgotten)
     if gone.all():
         raise EventsInvalid("all events are of users who are to be forgotten: bring others")
     rows = len(found.events) + len(torn) - int(gone.sum())
@@ -128,7 +128,7 @@ def ingest_events(
     return cut
 
 
-def _of_forgotten(events: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
+def of_forgotten(events: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
     """Return which events do not count because their user is forgotten; without a time none of them does."""
     if not len(forgotten):
         return np.zeros(len(events), bool)

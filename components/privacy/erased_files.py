@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -95,17 +96,20 @@ def erase_dataset(folder: Path, user_id: str, until: int, dry_run: bool = False)
     if not kept.any():
         shutil.rmtree(folder)
         return count
+    write_without(folder, data, ~kept.to_numpy(), pd.DataFrame(refused, dtype=object) if refused else None)
+    return count
+
+
+def write_without(folder: Path, data: Dataset, gone: np.ndarray, refused: pd.DataFrame | None = None) -> None:
+    """Seal a data set again without the events that are `gone`, (n,) bool, and with these refused rows."""
     dropped = data.manifest.get("dropped", {})
-    forgotten = dropped.get("of forgotten users", 0) + int((~kept).sum())
+    forgotten = dropped.get("of forgotten users", 0) + int(gone.sum())
     # A bundle that was evaluated on the data set is measured again on the rest of it.
     was = [*data.manifest.get("was", []), data.manifest["data_hash"]]
     manifest = {**data.manifest, "was": was, "dropped": {**dropped, "of forgotten users": forgotten}}
     for name in ("rows", "users", "items", "baskets", "first_at", "last_at", "files", "data_hash"):
         manifest.pop(name, None)
-    events = data.events[kept].reset_index(drop=True)
-    written = Dataset(events, data.items, manifest)
-    write_dataset(folder, written, pd.DataFrame(refused, dtype=object) if refused else None)
-    return count
+    write_dataset(folder, Dataset(data.events[~gone].reset_index(drop=True), data.items, manifest), refused)
 
 
 def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from components.data.ingest_events import of_forgotten
+from components.privacy.erased_files import write_without
 from components.release.registry import CHAMPION, Registry
 from components.rollout import NAMESPACE
 from components.rollout.cluster import IN_POD, Cluster, ClusterUnreachable, Stale, connect
 from feature_repo.errors import RecoError
-from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.events import read_dataset
 from feature_repo.ids import is_name
 from feature_repo.stream.erasure import Forgotten
 
@@ -82,7 +82,8 @@ def deploy_endpoint(
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(dataset, part)
         if forgotten := Forgotten.load(Path(home)):
-            _leave_out(forgotten, part)
+            data = read_dataset(part)  # written again without its refused rows: they may be theirs
+            write_without(part, data, of_forgotten(data.events, forgotten))
         part.rename(place)
     name = f"{TEMPLATE}-training-{target.version}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
     with connect(cluster) as client:
@@ -105,15 +106,6 @@ def deploy_endpoint(
         log.warning("job %s failed after version %s became champion: the guard ends it", name, target.version)
     shutil.rmtree(place)
     return {"version": target.version, "bundle_id": target.bundle_id, "job": name}
-
-
-def _leave_out(forgotten: Forgotten, folder: Path) -> None:
-    """Seal a data set again without forgotten shoppers, and without its refused rows: they may be theirs."""
-    data = read_dataset(folder)
-    at = data.events["at"].dt.as_unit("us").astype("int64").to_numpy()
-    gone = forgotten.covered(pa.array(data.events["user_id"], pa.string()), at)
-    was = [*data.manifest.get("was", []), data.manifest["data_hash"]]  # the gate looks for the evaluation's
-    write_dataset(folder, Dataset(data.events[~gone], data.items, {**data.manifest, "was": was}))
 
 
 def _follow(api: Cluster, name: str, now: Callable[[], float], sleep: Callable[[float], None]) -> str:
