@@ -15,6 +15,7 @@ from components.release.promote_bundle import fetch_bundle, promote_bundle, roll
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
+from feature_repo.errors import without_password
 from serving.errors import NoChampion
 
 
@@ -147,8 +148,18 @@ class ModelCatalogue:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused.
 
         A version that was champion before, by a rollback or `again`, only loses challenger.
+
+        Raises:
+            RegistryRefused: it is another registry than the one that this release began with.
         """
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
+        known = {(version.version, version.bundle_id) for version in registry.versions()}
+        known |= {(line.version, line.bundle_id) for line in registry.history()}  # a version may be deleted
+        if (record.version, record.bundle_id) not in known:
+            raise RegistryRefused(
+                f"{without_password(registry.tracking_uri)} has no version {record.version} with the bundle "
+                f"{record.bundle_id}: give --tracking-uri, the registry that the release began with"
+            )
         is_champion = registry.alias(CHAMPION) == record.version
         if not keeps and is_champion and len(registry.history()) > 1:
             self._go_back()

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle
 from components.release.register_bundle import register_bundle
-from components.release.registry import Registry
+from components.release.registry import Registry, RegistryRefused
 from components.release.signing import sign
 from components.rollout.catalogue import ModelCatalogue
 from components.rollout.plan import Release
@@ -64,6 +64,23 @@ def test_a_version_is_checked_published_sealed_and_undone(
     assert [line.action for line in registry.history()] == ["promote", "promote", "rollback"]
     MlflowClient(uri, uri).delete_model_version("recommender", records[1].version)
     catalogue.undo(records[1])  # a person deleted the bad version in the middle
+
+
+def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(
+    catalogue: ModelCatalogue,
+    evaluated: Callable[..., Path],
+    registry: Registry,
+    uri: str,
+) -> None:
+    """As with a rollback from a laptop whose own registry counts versions, too."""
+    register_bundle(evaluated("one", 0.17), uri, "recommender")
+    elsewhere = replace(record_of(catalogue), bundle_id="0123456789abcdef")
+    with pytest.raises(
+        RegistryRefused, match="has no version 1 with the bundle 0123456789abcdef: give --track"
+    ):
+        catalogue.undo(elsewhere)
+    assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "1").tags
+    assert registry.alias("challenger") == "1"
 
 
 def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
