@@ -47,8 +47,10 @@ def publish_bundle(bundle: Path, place: str) -> None:
 
     try:
         store, root = fs.FileSystem.from_uri(place)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise PlaceRefused(f"{place}: {error}; expected s3://BUCKET/FOLDER, gs:// or file://") from error
+    except OSError as error:  # S3 is asked for the bucket's region
+        raise PlaceUnreachable(f"{place} does not answer ({str(error)[:200]})") from error
     manifest = (bundle / MANIFEST).read_bytes()
     signatures = [name for name in SIGNATURE_FILES if (bundle / name).is_file()]
     names = [*sorted(read_manifest(bundle)["files"]), *signatures, MANIFEST]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,9 +50,19 @@ def test_a_copy_that_was_stopped_is_written_again(bundle: Path, tmp_path: Path) 
     assert half.read_text() == (bundle / "evaluation.json").read_text()
 
 
-def test_a_place_that_is_unknown_or_cannot_be_written_is_named(bundle: Path, tmp_path: Path) -> None:
+def test_a_place_that_is_unknown_away_or_cannot_be_written_is_named(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PlaceRefused, match="expected s3://"):
         publish_bundle(bundle, "ftp://somewhere/b1")
+
+    def away(place: str) -> None:
+        raise OSError("When resolving region for bucket 'shop': could not resolve host")
+
+    monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=away))
+    with pytest.raises(PlaceUnreachable, match="s3://shop/b1 does not answer"):
+        publish_bundle(bundle, "s3://shop/b1")
+    monkeypatch.undo()
     (tmp_path / "file").write_text("")
     with pytest.raises(PlaceUnreachable, match="cannot be written"):
         publish_bundle(bundle, (tmp_path / "file" / "b1").as_uri())
