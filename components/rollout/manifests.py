@@ -105,10 +105,10 @@ def floor_changes(scaled: Document, record: Release, pods: int) -> Document:
 
 
 def source_of(found: Document) -> str:
-    """Return where the bundle of a slot lies; empty: the slot is parked."""
+    """Return where the bundle of a slot lies, without a slash at its end; empty: the slot is parked."""
     if found["metadata"].get("annotations", {}).get(STOP) == "true":
         return ""
-    return _value(found["spec"]["predictor"]["containers"][0]["env"], BUNDLE_VARIABLE)
+    return _value(found["spec"]["predictor"]["containers"][0]["env"], BUNDLE_VARIABLE).rstrip("/")
 
 
 def place_of_bundles(found: Document) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from components.home import Conflict
 from components.rollout.cluster import Cluster, ClusterUnreachable, Stale
-from components.rollout.manifests import STOP, source_of, weights
+from components.rollout.manifests import BUNDLE_VARIABLE, STOP, source_of, weights
 from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
 from tests.chaos.procs import eventually
@@ -539,8 +539,14 @@ def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_po
     assert cluster.rollout("job-1").resume("2").state == "done"
 
 
-def test_a_champion_whose_new_pods_are_refused_stays_champion(cluster: ToyCluster) -> None:
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_champion_whose_new_pods_are_refused_stays_champion(cluster: ToyCluster, slash: str) -> None:
     """As with another image: the old pods have the same bundle, and keep the traffic."""
+    spec = copy.deepcopy(cluster.slot("blue")["spec"])
+    [bundle] = [one for one in spec["predictor"]["containers"][0]["env"] if one["name"] == BUNDLE_VARIABLE]
+    bundle["value"] += slash  # the guide writes it so
+    cluster.objects.merge(("inferenceservices", "checkout", "checkout-blue"), {"spec": spec})
+    assert f"s3://bundles/b1{slash}" in json.dumps(cluster.slot("blue"))
     cluster.stuck = True
     with pytest.raises(Aborted):
         cluster.release("1")
