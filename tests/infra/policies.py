@@ -24,6 +24,7 @@ WORKLOADS = TERRAFORM / "workloads.tf"
     r'"kubernetes_version" {[^}]+ default += "(.+)"', (TERRAFORM / "variables.tf").read_text(encoding="utf-8")
 )
 AGENT = ("169.254.170.23/32", 80)  # of EKS Pod Identity
+NAMES = {"172.20.0.10/32", "10.100.0.10/32"}  # of EKS: the tenth address of its two default ranges
 Document = dict[str, Any]
 Documents = list[Document]
 
@@ -387,6 +388,15 @@ def credentials(documents: Documents) -> Iterator[str]:
             yield f"{name}: has a role of {account}, and may not ask {AGENT[0]} for its credentials"
 
 
+def names(documents: Documents) -> Iterator[str]:
+    """Policies by which pods learn names from kube-dns's pods alone: EKS Auto Mode has only the address."""
+    for policy in of_kind(documents, "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", []):
+            addresses = {peer.get("ipBlock", {}).get("cidr") for peer in rule.get("to", [])}
+            if "kube-dns" in str(rule) and not addresses >= NAMES:
+                yield f"{name_of(policy)}: with EKS Auto Mode its pods learn no names: {addresses}"
+
+
 def pods(documents: Documents) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
     """The name of what makes a pod, the pod's labels, and its specification."""
     for slot in of_kind(documents, "InferenceService"):
@@ -423,5 +433,6 @@ RULES: tuple[Callable[[Documents], Iterator[str]], ...] = (
     outliers,
     access,
     credentials,
+    names,
     places,
 )

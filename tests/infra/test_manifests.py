@@ -251,6 +251,7 @@ PLANTED: dict[str, tuple[str, object, str]] = {
     ),
     "alerts left out": ("PrometheusRule", GONE, "no alert fires"),
     "everything allowed out": ("NetworkPolicy/endpoint-out spec egress -", {}, "is open"),
+    "no names with EKS Auto Mode": ("NetworkPolicy/endpoint-out spec egress 0 to 1", GONE, "Auto Mode"),
     "no denial by default": ("NetworkPolicy/default-deny", GONE, "denies"),
     "a scraper that may ask": (
         "AuthorizationPolicy/who-may-ask spec rules 0 from 0 source principals", [SCRAPER], "alone",
