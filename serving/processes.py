@@ -322,7 +322,8 @@ def metrics_folder() -> Iterator[str]:
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     for left in place.glob(f"{FOLDER}[0-9]*-*"):  # by an endpoint that was killed
-        if not psutil.pid_exists(parent_of(str(left))):
+        parent = parent_of(str(left))
+        if parent == os.getpid() or not psutil.pid_exists(parent):  # in a pod each endpoint is process 1
             shutil.rmtree(left, ignore_errors=True)  # it may belong to another user
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", dir=place) as folder:
         yield folder
