@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from feature_repo.queries import Query
 from feature_repo.schema import tower_inputs
 
+log = logging.getLogger(__name__)
 _faiss: Any = faiss  # its stubs know neither keyword parameters nor arrays where C++ takes pointers
 # A corrupt index may claim huge arrays and long loops. Those of a valid one have at most twice as many bytes
 # or turns as the file has bytes; those of a small one may have this many.
@@ -178,10 +180,14 @@ class ItemIndex:
         return np.take_along_axis(scores, best, axis=1), np.take_along_axis(codes, best, axis=1)
 
     def _search_twin(self, vectors: np.ndarray, k: int, params: Any) -> tuple[np.ndarray, np.ndarray]:
-        assert self._twin is not None
         with self._one_at_a_time:
-            scores, codes = self._twin[0].search(vectors, k, params=params)
-        return scores, codes
+            if self._twin is not None:
+                try:
+                    return self._twin[0].search(vectors, k, params=params)
+                except RuntimeError as error:  # the GPU is lost
+                    log.error("the index on the GPU fails, that on the CPU answers from now on: %s", error)
+                    self._twin = None
+        return self._main.search(vectors, k, params=params)
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
         """Return parameters that look at more; the same ones if the whole index was looked at."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import faiss
 import numpy as np
@@ -194,6 +195,23 @@ def test_gpu_search_equals_cpu_search(description: str) -> None:
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found, expected, strict=True)]) > 0.95
     fewer = ItemIndex(main, removed=found[0])
     assert not np.isin(fewer.search(queries, 20, search)[1][0], found[0]).any()
+
+
+def test_a_lost_gpu_is_replaced_by_the_index_on_the_cpu() -> None:
+    class Lost:
+        asked = 0
+
+        def search(self, *_: Any, **__: Any) -> None:
+            self.asked += 1
+            raise RuntimeError("CUDA error 719 unspecified launch failure")
+
+    main, queries, lost = faiss_index("Flat", planted()), planted(4, seed=10), Lost()
+    index = ItemIndex(main)
+    expected = index.search(queries, 20, Search())[1]
+    index._twin = (lost, None)
+    for _ in range(2):
+        assert (index.search(queries, 20, Search())[1] == expected).all()
+    assert lost.asked == 1
 
 
 @pytest.mark.parametrize("description", TYPES)
