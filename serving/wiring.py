@@ -132,6 +132,7 @@ def wire(settings: Settings) -> Wiring:
         SettingInvalid: a setting needs a library that is not installed.
     """
     with contextlib.ExitStack() as cleanup:
+        observers = _observers(settings, cleanup)  # closed last: a silent collector of spans holds up no log
         store = open_store(settings.online_store_url)
         cleanup.callback(store.close)
         log = None
@@ -162,7 +163,7 @@ def wire(settings: Settings) -> Wiring:
             open_facts=lambda: open_fact_store(settings.fact_store_url),
             new_cache=AnswerCache if settings.answer_cache else None,
             rank=rank_here if remote is None else remote.rank,
-            observers=_observers(settings, cleanup),
+            observers=observers,
             at_end=at_end,
             cleanup=cleanup.pop_all(),
         )

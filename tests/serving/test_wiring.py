@@ -15,6 +15,7 @@ from components.release.signing import sign
 from serving.answer.recommender import Recommender, open_bundle
 from serving.checkout.checkout import Checkout, rank_here
 from serving.errors import BundleInvalid, FactsUnavailable, RulesUnread
+from serving.prediction_log import PredictionLog
 from serving.release.champion import Champion
 from serving.release.signatures import SignatureInvalid
 from serving.schemas import Request
@@ -79,6 +80,17 @@ def test_a_remote_ranker_takes_the_place_of_the_one_in_process(tmp_path: Path) -
     wiring = wire(Settings(home=tmp_path, log=False))
     with wiring.cleanup:
         assert wiring.rank is rank_here, "no queue between a request and its ranker"
+
+
+def test_the_log_is_closed_before_a_collector_of_spans_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(PredictionLog, "close", lambda log: closed.append("log"))
+    monkeypatch.setattr("serving.observe.tracing.Tracing.close", lambda tracing: closed.append("spans"))
+    with wire(Settings(home=tmp_path, trace_url="http://127.0.0.1:1/v1/traces")).cleanup:
+        pass
+    assert closed == ["log", "spans"]
 
 
 def test_run_uses_and_closes_the_given_parts(toy_bundle: Path, tmp_path: Path) -> None:
