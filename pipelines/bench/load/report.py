@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.release.model_card import (
+    DOLLARS_A_CORE_HOUR,
+    WATTS_A_CORE,
+    dollars_a_million,
+    watt_hours,
+)
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
@@ -100,11 +106,18 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
             ]
         )
     rows += [[name, f"skipped: {why}", *[""] * 7] for name, why in result["skipped"].items()]
+    costs = [
+        f"`{name}` ${dollars_a_million(arm['cpu_ms']):.3f} and {watt_hours(arm['cpu_ms'] * 1e3):.1f} Wh"
+        for name, arm in result["arms"].items()
+    ]
     return [
         *table([*head, "p50 against ours", "CPU", "answers/s"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
         "processes of the server, without Redis and client.",
+        "",
+        f"Processor time of a million answers, if a core costs ${DOLLARS_A_CORE_HOUR:g} an hour and takes "
+        f"{WATTS_A_CORE:g} W (estimates): {'; '.join(costs)}.",
     ]
 
 
