@@ -67,6 +67,7 @@ RETRY_S = 0.5
 PROBE_S = 3.0  # how long the broker may take to show one message
 LATE_S = 10.0  # timeout of a question at an assignment
 LATEST_S = 60.0  # of all questions at one; the group waits five minutes for a member
+UNKNOWN = b""  # instead of the store's name: it may hold older rows now
 OFFSET_BITS = 48  # of a version; the bits above count how often the topic was made again
 STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
 
@@ -359,7 +360,8 @@ class Stream:
     def _look_after_rows(self) -> bytes | None:
         """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.
 
-        None after a publication while no partition is assigned: the users of this consumer are not known yet.
+        None after a publication or a failover while no partition is assigned: the users of this consumer are
+        not known yet.
         """
         publication = self._publication()
         published = publication != self._published
@@ -367,7 +369,8 @@ class Stream:
             self._rows.reopen()  # the store may be another file now
         name = self._rows.name()
         own = [one.partition for one in self._consumer.assignment()]
-        if name is None and published and not own:
+        is_due = published if name is None else self._name == UNKNOWN
+        if is_due and not own:
             return None
         if name in (None, self._name) and (name is None) != published:
             # The store lost its rows, or a publication (which removes the heartbeat) went to another store.
@@ -419,6 +422,11 @@ class Stream:
             except STORE_ERRORS as error:
                 if getattr(error, "errno", None) == errno.ENOSPC:
                     raise  # the archive's or the registry's: a full disk is no store that is away
+                # After a failover a replica answers, without the last rows: `_look_after_rows` merges the
+                # archive again. A single late answer is no failover.
+                is_late = isinstance(error, redis.TimeoutError) and not said
+                if isinstance(error, redis.RedisError) and not is_late:
+                    self._name = UNKNOWN
                 self.counts.store_failures += 1
                 if (why := type(error).__name__) != said:
                     said = why
