@@ -326,6 +326,7 @@ class Stream:
             stored = self._known(rows)
             self._put({user: fold(row, stored[user]) for user, row in rows.items()})
             count += len(rows)
+            self._report()  # it may take minutes, and `reco up` and `reco forget` look at this
         self.counts.rebuilt += 1
         log.info("%d rows written from the archive", count)
 

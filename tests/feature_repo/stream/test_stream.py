@@ -413,6 +413,22 @@ def test_a_rebuild_keeps_events_that_another_consumer_writes_meanwhile(
     assert place.lines("ann") == [2]
 
 
+def test_a_stream_reports_while_it_rebuilds(
+    place: Place, monkeypatch: pytest.MonkeyPatch, row_of: Callable[..., Any]
+) -> None:
+    """Else `reco up` takes it for dead, and `reco forget` for stopped."""
+    reported: list[bool] = []
+
+    def many(*_: Any) -> Iterator[Any]:
+        for number in range(501):  # one more than are written at once
+            reported.append((place.home / "stream.json").is_file())
+            yield f"user-{number}", row_of([(1.7e9, ["tea"], 1.0, 0.0)])
+
+    monkeypatch.setattr(stream_module, "archived_rows", many)
+    place.alone(0)._rebuild()
+    assert reported == [False] * 500 + [True]
+
+
 def test_after_a_publication_a_consumer_writes_the_rows_of_its_own_users_only(place: Place) -> None:
     one, other = place.alone(0), place.alone(1)
     for stream, user in ((one, "ann"), (other, "bob")):
