@@ -19,6 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,9 @@ class Stream:
         committed = {one.partition: one.offset for one in places}
         self._began = {}
         for place in partitions:
-            self._began[place.partition] = max(committed[place.partition], 0)
+            # What was deleted by age does not wait, and without a message nothing else says so.
+            oldest, _ = self._answer(partial(consumer.get_watermark_offsets, place, timeout=LATE_S))
+            self._began[place.partition] = max(committed[place.partition], oldest)
             version, event_id = newest.get(place.partition, (BATCH, ""))
             if version < 0:
                 continue
@@ -262,11 +265,11 @@ class Stream:
             if self._is_at(place, offset, event_id):
                 if committed[place.partition] < 0:
                     place.offset = offset + 1  # the broker lost the group's position, not the messages
-                    self._began[place.partition] = place.offset
+                    self._began[place.partition] = max(place.offset, oldest)
             else:
                 generation += 1
                 place.offset = OFFSET_BEGINNING  # the group's position belongs to the old log
-                self._began[place.partition] = 0
+                self._began[place.partition] = oldest
                 log.warning(
                     "partition %d is read from its beginning: the broker lost the old log", place.partition
                 )

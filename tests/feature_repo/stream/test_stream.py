@@ -19,7 +19,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import redis
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 import feature_repo.stream.stream as stream_module
 from feature_repo.events import EVENT_SCHEMA
@@ -284,12 +291,28 @@ def test_a_group_that_outlived_its_topic_reads_the_new_one_from_its_start(
     assigned: list[TopicPartition] = []
 
     known = [TopicPartition("checkout.events", 0, 10)]
-    group = Mock(committed=lambda *_, **__: known, assign=assigned.extend)
+    ends = {"get_watermark_offsets": lambda *_, **__: (0, 0)}
+    group = Mock(committed=lambda *_, **__: known, assign=assigned.extend, **ends)
     stream._assigned(group, [TopicPartition("checkout.events", 0)])
     assert assigned[0].offset == OFFSET_BEGINNING
     assert stream._began == {0: 0}
     assert stream._generation == {0: 1}
     assert reported == [True]
+
+
+@pytest.mark.parametrize("committed", [OFFSET_INVALID, 10])
+def test_messages_that_were_deleted_by_age_are_no_backlog(tmp_path: Path, committed: int) -> None:
+    """A partition without messages gives a consumer no position."""
+    stream = Stream(tmp_path, None, NOWHERE)  # type: ignore[arg-type]
+    place = TopicPartition("checkout.events", 0)
+    stream._consumer = Mock(
+        assignment=lambda: [place],
+        committed=lambda *_, **__: [TopicPartition("checkout.events", 0, committed)],
+        get_watermark_offsets=lambda *_, **__: (10_000, 10_000),
+        position=lambda places: places,
+    )
+    stream._assigned(stream._consumer, [place])
+    assert stream._lag() == 0
 
 
 def said(partition: int, offset: int, user: str) -> Any:
