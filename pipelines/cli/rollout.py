@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import read_running
+from components.home import Conflict, read_running
 from components.rollout import NAMESPACE
 from pipelines.cli.options import (
     FILE,
@@ -227,15 +227,21 @@ def _follow(context: Context, rollout: Rollout, catalogue: ModelCatalogue) -> No
     from components.rollout.release import Aborted
     from feature_repo.errors import RecoError
 
+    refused: str | None = None
     while True:
         try:
             number = catalogue.challenger()
-            if number:
+            record = rollout.status()[0] if number and number == refused else None
+            if record and (record.version, record.state) == (refused, "aborted"):
+                catalogue.undo(record)  # the registry was away when it ended: so it still has the alias
+            elif number:
                 context.say(f"version {number} is {CHALLENGER}")
                 rollout.start(number, catalogue.place)
-        except Aborted as error:
+            refused = None
+        except (Aborted, Conflict) as error:  # a conflict, if it was rolled back by hand
+            refused = number
             context.say(str(error))
-        except RecoError as error:  # the registry or the cluster is away, or another release runs
+        except RecoError as error:  # the registry or the cluster is away
             context.say(f"{error}; looking again in {WATCH_S:g} s")
         time.sleep(WATCH_S)
 

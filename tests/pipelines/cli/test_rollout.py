@@ -4,20 +4,23 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
 from components.rollout import NAMESPACE
 from components.rollout.cluster import ClusterUnreachable
+from components.rollout.manifests import weights
 from components.rollout.observe import Observer
 from components.rollout.plan import to_json
 from components.rollout.release import Rollout
 from feature_repo.errors import CHECK_FAILED
+from pipelines.cli import rollout
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import new_cluster
-from tests.components.rollout.toy_cluster import RECORD
+from tests.components.rollout.toy_cluster import RECORD, ToyCluster, place
 from tests.kubernetes_api import kubernetes_api
 
 ROUTE = ("httproutes", NAMESPACE, "checkout")
@@ -77,6 +80,38 @@ def test_a_job_that_is_started_again_after_an_abort_ends_as_aborted(
     done = reco("release", "2", "--resume", "--deployer", "job-1", *registry)
     assert (done.exit_code, "version 2 was refused at step 5 %" in done.output) == (CHECK_FAILED, True)
     assert api.objects.get(ROUTE) == before
+
+
+@pytest.mark.parametrize("is_by_hand", [False, True])
+def test_a_version_that_kept_its_alias_at_its_end_loses_it_and_is_not_released_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_by_hand: bool
+) -> None:
+    """The registry is away at the end, and at the next look. Later a person gives the alias again."""
+    cluster, said, refused = ToyCluster(tmp_path), list[str](), list[list[str]]()
+    cluster.catalogue.away_at.add("undo")
+
+    def roll_back() -> None:
+        if weights(cluster.route())["green"] == 5:
+            cluster.stops = lambda: None
+            cluster.rollout("a person").rollback(place)
+
+    if is_by_hand:
+        cluster.stops = roll_back
+    else:
+        cluster.less = 0.2
+    catalogue = Mock(place=place, undo=cluster.catalogue.undo)
+    catalogue.challenger.side_effect = ["2", "2", "2", None, "2"]  # then it ends
+
+    def sleep(_: float) -> None:
+        refused.append(list(cluster.catalogue.refused))
+        if len(refused) == 2:
+            cluster.catalogue.away_at.clear()
+
+    monkeypatch.setattr(rollout, "time", Mock(sleep=sleep))
+    with pytest.raises(StopIteration):
+        rollout._follow(Mock(say=said.append), cluster.rollout(), catalogue)
+    assert refused == [[], [], ["2"], ["2"], ["2"]]
+    assert said.count("version 2 is challenger") == 2
 
 
 def test_the_guard_says_that_there_is_nothing_to_guard(reco: Any) -> None:
