@@ -64,8 +64,11 @@ def publish_bundle(bundle: Path, place: str) -> None:
             names = signatures
         for name in names:
             target = f"{root}/{name}"
-            store.create_dir(target.rpartition("/")[0], recursive=True)
-            part = f"{target}.{uuid.uuid4().hex}" if isinstance(store, fs.LocalFileSystem) else target
+            folder, _, file = target.rpartition("/")
+            store.create_dir(folder, recursive=True)
+            # A killed process leaves it behind, and a check of the bundle skips such names: see `is_part`.
+            hidden = f"{folder}/.{file}.{uuid.uuid4().hex}.part"
+            part = hidden if isinstance(store, fs.LocalFileSystem) else target
             with store.open_output_stream(part) as stream:
                 stream.write((bundle / name).read_bytes())
             if part != target:  # an object store shows an object when it is complete

@@ -1,5 +1,6 @@
 """A bundle that is written once, whole, and never over another one."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import pytest
 
 from components.home import Conflict
 from components.rollout.publishing import PlaceRefused, PlaceUnreachable, place_of, publish_bundle
+from serving.release.bundle import verify_files
+from serving.release.manifest import read_manifest
 
 
 @pytest.fixture
@@ -48,6 +51,17 @@ def test_a_copy_that_was_stopped_is_written_again(bundle: Path, tmp_path: Path) 
     half.write_text("")
     publish_bundle(bundle, (tmp_path / "store" / "b1").as_uri())
     assert half.read_text() == (bundle / "evaluation.json").read_text()
+
+
+def test_a_file_that_a_stopped_copy_left_behind_spoils_no_bundle(bundle: Path, tmp_path: Path) -> None:
+    place = tmp_path / "store" / "b1"
+    (place / "ranker.onnx" / "in the way").mkdir(parents=True)
+    with pytest.raises(PlaceUnreachable, match="cannot be written"):
+        publish_bundle(bundle, place.as_uri())
+    shutil.rmtree(place / "ranker.onnx")
+    publish_bundle(bundle, place.as_uri())
+    assert len(files(place)) == len(files(bundle)) + 1
+    verify_files(place, read_manifest(place))
 
 
 def test_a_place_that_is_unknown_away_or_cannot_be_written_is_named(
