@@ -130,6 +130,21 @@ def test_a_steady_flow_of_facts_is_complete(broker: Any) -> None:
         flowing.join()
 
 
+def test_no_partition_is_noted_while_the_broker_is_away(broker: Any) -> None:
+    """The consumer loses its partitions with its session: no note says that they are complete."""
+    settings, notes = KafkaSettings(bootstrap=broker.bootstrap), Notes()
+
+    def age() -> float:
+        return time.time() - max(notes.known.values())
+
+    with taking(settings, keeping([]), notes):
+        eventually(lambda: len(notes.noted()) == PARTITIONS, WAIT_S)
+        broker.stop()
+        eventually(lambda: age() > 9, WAIT_S)
+        broker.start()
+        eventually(lambda: age() < 3, WAIT_S)
+
+
 def test_an_emptied_store_gets_all_facts_again_and_no_dead_letter_twice(broker: Any) -> None:
     settings, taken, notes = KafkaSettings(bootstrap=broker.bootstrap), list[bytes](), Notes()
 
