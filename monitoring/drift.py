@@ -39,6 +39,7 @@ from monitoring.windows import (
     bundle_categories,
     bundle_reference,
     event_tables,
+    known_until,
     log_tables,
     purchases,
 )
@@ -92,7 +93,7 @@ def drift_of_events(
         found = EventFrames.of(purchases(data, window), timezone, embeddings)
         return event_tables(found, before), found.baskets["date"].nunique()
 
-    end = window.until or data.events["at"].max().to_pydatetime()
+    end = window.until or known_until(data.events["at"]).to_pydatetime()
     empty = "there is no purchase in the window: take an earlier or a longer one"
     return _check(tables_of, compared, (window, reference), end, report, empty)
 
@@ -157,7 +158,8 @@ def measure_drift(
     data = read_dataset(dataset)
     window = Window.parse(since, until, str(data.manifest["timezone"]))
     if window.since is None:
-        window = replace(window, since=(window.until or data.events["at"].max().to_pydatetime()) - WEEK)
+        end = window.until or known_until(data.events["at"]).to_pydatetime()
+        window = replace(window, since=end - WEEK)
     drift.mkdir(parents=True, exist_ok=True)
     verdict = drift_of_events(data, window, served_bundle(bundle), drift / REPORT)
     (drift / VERDICT).write_text(json.dumps(verdict.to_dict(), indent=1))

@@ -20,7 +20,7 @@ from scipy.special import betainc
 
 from feature_repo.events import read_dataset
 from monitoring.reports import show_numbers
-from monitoring.windows import WEEK
+from monitoring.windows import WEEK, known_until
 
 FALSE_ALARMS = 0.001  # of a window in which nothing changed, over all of its items
 WINDOWS, LEAST_WINDOWS = 8, 4  # before the last one
@@ -84,7 +84,7 @@ def show_jumps(dataset: Path, numbers: Any, page: Path) -> int:
     """
     events = read_dataset(dataset).events
     bought = events[events["event_type"] == "purchase"].rename(columns={"basket_id": "unit"})
-    jumps = find_jumps(bought, bought["at"].max(), WEEK, SMALL)
+    jumps = find_jumps(bought, known_until(bought["at"]), WEEK, SMALL)
     rows = [f"| {jump.item_id} | {jump.before:.2%} | {jump.now:.2%} |" for jump in jumps or ()]
     head = ["| item | share of baskets before | now |", "|---|---|---|"]
     text = "\n".join(head + rows) if rows else "No item jumped."

@@ -23,7 +23,7 @@ from monitoring.drift import bundles_alike, served_bundle
 from monitoring.reports import show_numbers
 from monitoring.sessions import make_sessions
 from monitoring.verdict import DriftVerdict, Status
-from monitoring.windows import DAY, Window
+from monitoring.windows import DAY, Window, known_until
 from serving.prediction_log import read_log
 from serving.schemas import RUNGS
 
@@ -243,7 +243,7 @@ def measure_labels(log_dir: str, dataset: Path, bundle: Path, numbers: Any) -> d
         if bought.empty:
             show_numbers({}, numbers)
             return {"status": "insufficient_data", "reason": "labels: the data hold no purchase"}
-        end = bought["at"].max()
+        end = known_until(bought["at"])
         since = (end - timedelta(weeks=WEEKS_BEFORE + 1)).to_pydatetime()
         answers = read_log(Path(log_dir), since, features=False)
         sessions = make_sessions(answers, bought, end)

@@ -145,6 +145,15 @@ class Embeddings:
         return sums / np.bincount(row, minlength=len(units))[:, None].astype(np.float32), pd.Index(units)
 
 
+def known_until(at: pd.Series) -> pd.Timestamp:
+    """Return the newest of the times that is not in the future; the newest where all are.
+
+    One till's clock may be a day ahead. The purchases of all others are not known up to its time.
+    """
+    past = at[at <= pd.Timestamp.now("UTC")]
+    return (past if len(past) else at).max()
+
+
 def purchases(data: Dataset, window: Window) -> pd.DataFrame:
     """Return the purchases of a window with each item's category and department."""
     return lines_bought(data, window.holds(data.events["at"]))

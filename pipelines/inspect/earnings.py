@@ -31,6 +31,7 @@ from monitoring.kpi import (
     summarise_by,
 )
 from monitoring.sessions import asked_at, make_sessions
+from monitoring.windows import known_until
 from serving.errors import BundleInvalid, NoChampion
 from serving.prediction_log import STAMP, read_log
 from serving.release.champion import read_champion
@@ -89,7 +90,7 @@ def read_earnings(
     purchases = read_purchases(settings.home, dataset)
     if not len(purchases):
         raise NothingToJoin("there is no purchase: start `reco stream`, or name a data set with --data")
-    until = purchases["at"].max()
+    until = known_until(purchases["at"])
     sessions = make_sessions(answers, purchases, until, read_costs(settings))
     asked = asked_at(answers)
     # No question is newer than its answer: a till's clock may be ahead.

@@ -20,7 +20,7 @@ from monitoring.gauges import WatchGauges
 from monitoring.jumps import SMALL, WINDOWS, Jump, find_jumps
 from monitoring.kpi import KPI_HOURS, concept_drift
 from monitoring.verdict import DriftVerdict
-from monitoring.windows import DAY, WEEK, Window
+from monitoring.windows import DAY, WEEK, Window, known_until
 from pipelines.inspect.earnings import Earnings, read_earnings, read_purchases
 from pipelines.run.launch import dataset_of
 from serving.metrics import shown
@@ -157,7 +157,7 @@ def _purchases(settings: Settings) -> DriftVerdict:
     archive = settings.home / "offline_store"
     if not (archive / EVENTS).is_dir():
         raise FileNotFoundError(f"{archive / EVENTS} is not there yet: start `reco stream`")
-    until = read_purchases(settings.home, None)["at"].max().to_pydatetime()
+    until = known_until(read_purchases(settings.home, None)["at"]).to_pydatetime()
     data = read_dataset(dataset_of(settings.home, str(archive)))
     return drift_of_events(data, Window(until - WEEK, until), bundle)
 
@@ -175,7 +175,7 @@ def _answered_jumps(settings: Settings) -> list[Jump] | None:
 def _purchased_jumps(settings: Settings) -> list[Jump] | None:
     """Compare the items of a week's small baskets with the weeks before."""
     bought = read_purchases(settings.home, None).rename(columns={"basket_id": "unit"})
-    return find_jumps(bought, bought["at"].max(), WEEK, SMALL)
+    return find_jumps(bought, known_until(bought["at"]), WEEK, SMALL)
 
 
 def _named(jumps: list[Jump] | None) -> str:

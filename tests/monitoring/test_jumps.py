@@ -89,7 +89,10 @@ def test_a_pipeline_shows_the_items_that_jumped(tmp_path: Path) -> None:
     shop = toy_dataset(users=200, items=400, weeks=10)
     end, names = shop.events["at"].max(), [f"pushed-{n}" for n in range(12)]
     more = {"event_id": names, "basket_id": names, "user_id": names, "at": end, "item_id": "item-400"}
-    pushed = pd.concat([shop.events, shop.events.head(12).assign(**more)], ignore_index=True)
+    # One till's clock is ahead of now.
+    ahead = shop.events.head(1).assign(event_id="ahead", basket_id="ahead")
+    ahead["at"] = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(hours=20)
+    pushed = pd.concat([shop.events, shop.events.head(12).assign(**more), ahead], ignore_index=True)
     for number, events in enumerate((shop.events, pushed)):
         write_dataset(tmp_path / str(number), replace(shop, events=events))
         numbers, page = Numbers(tmp_path / "numbers.json"), tmp_path / "page.md"

@@ -145,7 +145,10 @@ def test_a_change_of_taste_is_found_where_no_column_of_the_log_moves(
         bought = bought.drop_duplicates(["basket_id", "item_id"])
         drops = find_drops(make_sessions(log, bought, FOREVER), end, 24, CONCEPT)
         found[name] = concept_drift(drops, day)
-        write_dataset(tmp_path / name, replace(shop, events=bought))
+        # One till's clock is ahead of now.
+        tomorrow = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(hours=20)
+        ahead = bought.head(1).assign(event_id="ahead", basket_id="ahead", at=tomorrow)
+        write_dataset(tmp_path / name, replace(shop, events=pd.concat([bought, ahead])))
         numbers = Numbers(tmp_path / "numbers.json")
         # A recurring run gives a home.
         verdict = measure_labels(str(tmp_path / "log"), tmp_path / name, tmp_path, numbers)

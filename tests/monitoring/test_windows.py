@@ -19,6 +19,7 @@ from monitoring.windows import (
     bundle_categories,
     bundle_reference,
     event_tables,
+    known_until,
     log_tables,
     purchases,
 )
@@ -29,6 +30,13 @@ from serving.stages.retrieval import Quotas
 NEW_YORK = "America/New_York"
 FEATURES = ("user_item_count", "item_price")
 Events = Callable[..., pd.DataFrame]
+
+
+def test_purchases_of_a_till_whose_clock_is_ahead_say_nothing_of_the_others() -> None:
+    old = pd.to_datetime(["2024-01-02", "2024-01-03"], utc=True)
+    ahead = pd.Timestamp.now("UTC") + pd.to_timedelta([20, 21], unit="h")
+    assert known_until(pd.Series([*ahead, *old])) == old[1]
+    assert known_until(pd.Series(ahead)) == ahead[1]
 
 
 def test_a_date_is_local_midnight_and_a_full_time_is_itself() -> None:

@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from feature_repo.events import EVENT_SCHEMA
 from feature_repo.facts import Fact, parse_fact
+from feature_repo.stream.archive import EVENTS, read_archive, write_segment
 from monitoring.kpi import CONCEPT
 from pipelines.inspect.earnings import NothingToJoin, read_costs, read_earnings
 from serving.prediction_log import STAMP
@@ -112,6 +114,19 @@ def test_one_till_with_a_wrong_clock_changes_no_figure(settings: Settings, at: s
     assert found.since == usual.since
     assert found.total.sessions - usual.total.sessions <= 1
     assert found.at_risk.degraded == pytest.approx(usual.at_risk.degraded, rel=0.2)
+
+
+def test_a_purchase_of_a_till_whose_clock_is_ahead_completes_no_session(settings: Settings) -> None:
+    """The last shoppers may still pay."""
+    write_visits(settings, 200)
+    usual = read_earnings(settings, None, 24)
+    archive = settings.home / "offline_store" / EVENTS
+    ahead = read_archive(archive).to_pandas().head(1).assign(event_id="ahead", basket_id="ahead")
+    ahead["at"] = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(hours=20)
+    events = pa.Table.from_pandas(ahead, preserve_index=False).select(EVENT_SCHEMA.names)
+    write_segment(archive, events.cast(EVENT_SCHEMA), "ahead.parquet")
+    found = read_earnings(settings, None, 24)
+    assert (found.until, found.total) == (usual.until, usual.total)
 
 
 def test_without_answers_or_purchases_it_says_what_to_start(settings: Settings) -> None:

@@ -49,7 +49,10 @@ def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path
     end = events["at"].max()
     names = [f"pushed-{n}" for n in range(12)]
     more = {"event_id": names, "basket_id": names, "user_id": names, "at": end, "item_id": "item-400"}
-    pushed = events.head(12).assign(**more)
+    # One till's clock is ahead of now.
+    ahead = events.head(1).assign(event_id="ahead", basket_id="ahead")
+    ahead["at"] = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(hours=20)
+    pushed = pd.concat([events.head(12).assign(**more), ahead])
     gauges = WatchGauges()
     for number, frame in enumerate((events, pushed)):
         table = pa.Table.from_pandas(frame, preserve_index=False).select(EVENT_SCHEMA.names)
@@ -91,6 +94,9 @@ def test_drift_of_the_stream_starts_a_retraining_and_a_failed_one_is_a_gauge(
     events = pd.concat([events, other])
     last = events["at"] > events["at"].max() - pd.Timedelta(days=8)
     events["price"] = np.where(last, events["price"] * 3, events["price"])
+    ahead = events.head(1).assign(event_id="ahead", basket_id="ahead")
+    ahead["at"] = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(hours=20)  # one till's clock
+    events = pd.concat([events, ahead])
     table = pa.Table.from_pandas(events, preserve_index=False).cast(pq.read_schema(path).remove_metadata())
     write_segment(home / "offline_store" / EVENTS, table, BASE)
     shutil.copy(toy_line / "dataset" / "items.parquet", home / "offline_store" / "items.parquet")
