@@ -208,6 +208,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
 
     Returns:
         `started`, `said`, and of a started run `run_id` and `promoted`; `failed` is the step that failed.
+        `promoted` is false, too, where no run can ever start.
 
     Raises:
         Conflict: another run works under this home.
@@ -225,7 +226,8 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
             release_retrain(decision, home)
             by_hand = command(home, "run --data complete-journey")
             said = "not started: no run recorded here promoted the champion, so its arguments are unknown"
-            return {"started": False, "said": f"{said}; start one by hand: {by_hand}, or --data DIR"}
+            said = f"{said}; start one by hand: {by_hand}, or --data DIR"
+            return {"started": False, "promoted": False, "said": said}
         not_repeated = ("train_until", "online_store")
         given = {name: value for name, value in origin.arguments.items() if name not in not_repeated}
         run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)

@@ -44,9 +44,15 @@ class ApiUnreachable(RecoError):
 
 
 class NotRepeated(RecoError):
-    """No training on the cluster can be run again now; the message says why."""
+    """A training on the cluster waits or works already."""
 
     exit_code = CONFLICT
+
+
+class NoTraining(RecoError):
+    """No training of the experiment on the cluster succeeded, so none can be run again."""
+
+    exit_code = USAGE
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,8 @@ def repeat_training(cluster: Kubeflow) -> Submitted:
     It has the same version of the pipeline and the same arguments, without the cut.
 
     Raises:
-        NotRepeated: a training waits or works, or none succeeded.
+        NotRepeated: a training waits or works.
+        NoTraining: none succeeded.
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials or refuses the run.
     """
@@ -165,7 +172,7 @@ def repeat_training(cluster: Kubeflow) -> Submitted:
             if run.state == "SUCCEEDED":
                 break
         else:
-            raise NotRepeated(
+            raise NoTraining(
                 f"no training of experiment {cluster.experiment!r} succeeded: start one with `reco submit`"
             )
         made_by = run.pipeline_version_reference

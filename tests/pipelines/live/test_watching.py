@@ -21,8 +21,8 @@ from monitoring.gauges import WatchGauges
 from monitoring.verdict import DriftVerdict
 from pipelines.cli.options import read_token
 from pipelines.live.ports import claim_port
-from pipelines.live.watching import look, watch_home
-from pipelines.run.submit import ApiUnreachable, NotRepeated
+from pipelines.live.watching import _act, look, watch_home
+from pipelines.run.submit import ApiUnreachable, NoTraining, NotRepeated
 from serving.prediction_log import RECORD_SCHEMA
 from serving.settings import Settings
 from tests.champions import promote_sealed
@@ -150,6 +150,16 @@ def test_shoppers_that_take_other_items_are_drift_with_its_cost(tmp_path: Path) 
 
         assert f"retraining: not started: {error}" in look(settings, gauges, refuse)
         assert failed("reco_retraining_failed") == value, "a run that works is no failure, and ends none"
+
+
+@pytest.mark.parametrize(("error", "failed"), [(NotRepeated, 0), (NoTraining, 1)])
+def test_a_training_that_can_never_start_has_failed(error: type[Exception], failed: int) -> None:
+    def refuse(verdict: DriftVerdict) -> dict[str, Any]:
+        raise error("why")
+
+    gauges = WatchGauges()
+    assert _act("answers", VERDICT, gauges, refuse)[1] == "retraining: not started: why"
+    assert gauges.registry.get_sample_value("reco_retraining_failed") == failed
 
 
 def test_each_look_asks_how_a_retraining_on_a_cluster_ended(tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def test_a_champion_without_a_run_is_not_retrained_by_guess(drifted: Path) -> No
     write_champion(drifted, replace(read_champion(drifted), bundle_id="stranger"))
     outcome = retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
     assert not outcome["started"]
+    assert outcome["promoted"] is False, "it is no run that works still: no later try can start, either"
     assert "no run recorded here promoted the champion" in outcome["said"]
     assert f"reco --home {drifted} run --data" in outcome["said"]
     assert not (drifted / "retrain.json").exists(), "nothing was started: the next try is free"
