@@ -278,20 +278,22 @@ def _stamped(name: str) -> str:
 
 
 def training_since(cluster: Kubeflow, run_id: str) -> bool | None:
-    """Return whether the newest training since a run, with that run, went well; None: none has ended so far.
+    """Return whether the newest training since a run, with that run, went well; None: not known.
 
-    A person may have trained again by hand meanwhile. A training that was cancelled says nothing.
+    A person may have trained again by hand meanwhile. A training that was cancelled says nothing. Nothing is
+    known, too, if the run was deleted: any training in the list may be older.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials.
     """
+    newest = None
     with _experiment(cluster) as (client, experiment_id):
         for run in _trainings(client, experiment_id):
-            if run.state in ("SUCCEEDED", "FAILED"):
-                return bool(run.state == "SUCCEEDED")
+            if newest is None and run.state in ("SUCCEEDED", "FAILED"):
+                newest = bool(run.state == "SUCCEEDED")
             if run.run_id == run_id:
-                break
+                return newest
     return None
 
 

@@ -392,6 +392,13 @@ def test_the_result_of_a_retraining_is_known_when_its_run_has_ended(trained: Clu
     assert result() is True, "it repaired the failure"
 
 
+def test_a_deleted_run_leaves_no_result_to_the_trainings_before_it(trained: Cluster, tmp_path: Path) -> None:
+    retrain_on_cluster(tmp_path, VERDICT, trained.asked(), COOL_DOWN)
+    trained.runs.pop()
+    assert trained.ended["r2"] == "FAILED"
+    assert cluster_result(tmp_path, trained.asked()) is None
+
+
 def test_a_refused_start_is_not_covered_by_the_result_of_the_run_before(
     trained: Cluster, tmp_path: Path
 ) -> None:
