@@ -109,7 +109,8 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
         found = [fact for fact in gone.values() if fact is not None]
         # A damaged one may come from a clock that was ahead: no fact is accepted from further ahead.
         ahead_s = CLOCK_SKEW_S if len(found) < len(gone) else 0.0
-        latest = max([time.time() + ahead_s, *(fact.at for fact in found)])
+        # Later than each of them: of two offers with one time, their ids decide which is valid.
+        latest = max([time.time() + ahead_s, *(fact.at + 1e-3 for fact in found)])
         # The key of a damaged one may still say where an endpoint shows it.
         places = {(fact.item_id, fact.store_id) for fact in found}
         for item_id, store_id, user in map(subject_of, gone):

@@ -154,6 +154,21 @@ def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
         assert [key.split("\x1f")[3] for (key,) in file.execute("SELECT key FROM facts")] == ["u10"]
 
 
+def test_endpoints_let_go_of_a_coupon_from_a_clock_ahead(tmp_path: Path) -> None:
+    """Its id sorts behind those of withdrawals."""
+    url, at = f"sqlite:///{tmp_path / 'facts.db'}", time.time()
+    coupon = Fact("z", "coupon", "tea", "TEA", at + 3_600, None, "u1")
+    shown, heard = Coupons(), list[Fact]()
+    with closing(open_fact_store(url)) as store:
+        store.write([coupon])
+        facts, last = store.changed_since(0)
+    shown.add([(0, fact) for fact in facts])
+    with reading(url, last, heard):
+        assert erase_coupons(url, "u1", round((at + 3_601) * 1e6)) == 1
+    shown.add([(0, fact) for fact in heard])
+    assert shown.look_up(np.array([0]), at, "u1", "s") == [None]
+
+
 def test_a_coupon_goes_whose_key_is_no_text(tmp_path: Path) -> None:
     url, heard = f"sqlite:///{tmp_path / 'facts.db'}", list[Fact]()
     own = Fact("1", "coupon", "tea", "TEA", AT, None, "u1")
