@@ -116,7 +116,8 @@ class SqliteFactStore:
             if not self._path.exists():
                 return
             connection = self._current(make=True)
-            connection.executemany(_DELETE, [(key.encode(errors=_RAW),) for key in keys])
+            if keys:  # else there may be no table, either
+                connection.executemany(_DELETE, [(key.encode(errors=_RAW),) for key in keys])
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:

@@ -129,6 +129,22 @@ def test_coupons_of_one_user_go_and_readers_see_them_expire(
         assert b"forget me\x1f" not in file.read_bytes()
 
 
+def test_what_a_failed_erasure_left_in_free_pages_goes_when_it_is_repeated(tmp_path: Path) -> None:
+    url, path = f"sqlite:///{tmp_path / 'facts.db'}", tmp_path / "facts.db"
+    with closing(open_fact_store(url)) as store:
+        store.beat([0], AT)
+        assert erase_coupons(url, "forget me", UNTIL) == 0  # the file has no table of facts yet
+        users = ["forget me", "u1"]
+        store.write([Fact(user, "coupon", "tea", "TEA", AT, None, user) for user in users])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("DELETE FROM facts WHERE key LIKE '%forget me%'")
+    assert b"forget me\x1f" in path.read_bytes()
+    assert erase_coupons(url, "forget me", UNTIL) == 0
+    for file in tmp_path.glob("facts.db*"):
+        assert b"forget me\x1f" not in file.read_bytes()
+
+
 def test_a_damaged_coupon_goes_too(tmp_path: Path) -> None:
     """Its key still names the user. The clock of its writer was ahead."""
     url, at = f"sqlite:///{tmp_path / 'facts.db'}", time.time()
