@@ -31,6 +31,9 @@ LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
 REGIONS = 16  # of the space of item vectors
 BASKETS = 200_000  # whose vectors are in memory at once
+# Of how many baskets a shopper's history is. It is 0 for a guest, a request without a user, and an unread row.
+# No training changes their share, and an evaluation, which has a row for each request, may have none of them.
+HISTORY = "user_basket_count"
 
 
 @dataclass(frozen=True)
@@ -256,11 +259,12 @@ def _answers(records: pa.Table) -> pd.DataFrame:
     ranked = (items > 0) & (values == items * len(names))  # fallbacks and cached lists have no features
     records = records.filter(pa.array(ranked))
     frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
-    return frame.assign(
+    frame = frame.assign(
         score=pc.list_flatten(records["scores"]).to_numpy(),
         source=pc.list_flatten(records["sources"]).to_pandas(),
         request=np.repeat(np.arange(len(records)), items[ranked]),
     )
+    return frame[frame[HISTORY] > 0] if HISTORY in frame else frame
 
 
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from feature_repo.events import read_dataset
@@ -25,7 +26,7 @@ from monitoring.drift import (
     raise_alert,
 )
 from monitoring.verdict import DriftVerdict, judge
-from monitoring.windows import TablePair, Window
+from monitoring.windows import Embeddings, TablePair, Window, bundle_categories, log_tables
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
@@ -266,6 +267,25 @@ def test_the_log_is_compared_with_the_evaluation(
     assert (dear.status, dear.columns[0].name) == ("drifted", "item_price")
     pies = drift_of_log(bundle, log(records(600, bundle_id, seed=5, mix=PIES)), Window())
     assert (pies.status, pies.columns[0].name) == ("drifted", "basket_category")
+
+
+def test_requests_without_a_user_and_rows_that_were_not_read_are_no_drift(
+    records: Records, bundle: Path
+) -> None:
+    """An evaluation has a row for each request; a till may not know the user, and a store may be away."""
+
+    def answers(count: int, unread: int, baskets: int = 40) -> pa.Table:
+        made = records(count, seed=count)
+        for number, record in enumerate(made):
+            record.features[:, 0] = 0 if number < unread else baskets + number % 30
+        return records_to_table(made, ("user_basket_count", "item_price"))
+
+    def verdict(current: pa.Table) -> DriftVerdict:
+        shop = bundle_categories(bundle), Embeddings.of(bundle)
+        return judge(compare(log_tables(current, answers(900, unread=0), *shop)))
+
+    assert verdict(answers(600, unread=60)).status == "ok"
+    assert status(verdict(answers(600, unread=60, baskets=60)), "user_basket_count") == "alarm"
 
 
 @pytest.mark.parametrize("sizes", [(300, 0, 500), (1,) * 800])

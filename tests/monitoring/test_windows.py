@@ -129,6 +129,20 @@ def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[.
     assert requests.current["rung"].value_counts().to_dict() == {"full": 20, "popular": 5}
 
 
+def test_answers_without_a_history_are_left_out_on_both_sides(records: Callable[..., list[Record]]) -> None:
+    def answered(every: int) -> pa.Table:
+        made = records(60)
+        for number, record in enumerate(made):
+            record.features[:, 0] = number % every
+        return records_to_table(made, ("user_basket_count", "item_price"))
+
+    items, _, requests = log_tables(answered(3), answered(4), {}, embeddings())
+    for frame, left in ((items.current, 40), (items.reference, 45)):
+        assert (frame["user_basket_count"] > 0).all()
+        assert frame["request"].nunique() == left
+    assert len(requests.current) == len(requests.reference) == 60
+
+
 def embeddings(kind: str = "Flat") -> Embeddings:
     """Items 0 to 49 point one way, 50 to 99 another, with lengths that do not matter."""
     vectors = np.zeros((100, 4), np.float32)
