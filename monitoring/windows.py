@@ -28,11 +28,11 @@ DAY = timedelta(days=1)
 WEEK = timedelta(days=7)  # the window that a check looks at
 HOURS = np.array([f"{hour:02d}" for hour in range(24)], object)
 LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
-RARE_LENGTH = 0.02  # a group with a smaller share of either window's requests is left out
+RARE_LENGTH = 0.02  # the lengths of baskets or lists of a smaller share of either window's requests are rare
 REGIONS = 16  # of the space of item vectors
 BASKETS = 200_000  # whose vectors are in memory at once
-# Of how many baskets a shopper's history is. It is 0 for a guest, a request without a user, and an unread row.
-# No training changes their share, and an evaluation, which has a row for each request, may have none of them.
+# The baskets in a shopper's history: 0 for a guest, a request without a user, and a row that was not read. No
+# training changes their share, and an evaluation, which has a row for each request, may have none of them.
 HISTORY = "user_basket_count"
 
 
@@ -199,8 +199,11 @@ def log_tables(
 ) -> list[TablePair]:
     """Return the watched columns of the log: of each returned item, of each basket item, of each request."""
     current, reference = _at_equal_lengths(current, reference)
+    ranked = [_ranked(side) for side in (current, reference)]
+    # A till that asks for three items has no later places, where scores are lower; an evaluation has ten.
+    most = min((_usual_k(side) for side in ranked if len(side)), default=0)
     return [
-        TablePair(_answers(current), _answers(reference), "request"),
+        TablePair(_answers(ranked[0], most), _answers(ranked[1], most), "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
         TablePair(_requests(current, embeddings), _requests(reference, embeddings), week="week"),
     ]
@@ -252,18 +255,28 @@ def _baskets(events: pd.DataFrame, timezone: str) -> pd.DataFrame:
     )
 
 
-def _answers(records: pa.Table) -> pd.DataFrame:
-    names = feature_names(records)
-    items = pc.list_value_length(records["item_ids"]).to_numpy().astype(np.int64)
-    values = pc.list_value_length(records["features"]).to_numpy().astype(np.int64)
-    ranked = (items > 0) & (values == items * len(names))  # fallbacks and cached lists have no features
-    records = records.filter(pa.array(ranked))
+def _ranked(records: pa.Table) -> pa.Table:
+    """Return the records whose items have features: fallbacks and cached lists have none."""
+    items = pc.list_value_length(records["item_ids"]).to_numpy()
+    values = pc.list_value_length(records["features"]).to_numpy()
+    return records.filter(pa.array((items > 0) & (values == items * len(feature_names(records)))))
+
+
+def _usual_k(records: pa.Table) -> int:
+    """Return the smallest number of wanted items that is not rare."""
+    return int(np.quantile(records["k"].to_numpy(), RARE_LENGTH, method="inverted_cdf"))
+
+
+def _answers(records: pa.Table, most: int) -> pd.DataFrame:
+    """Return the first `most` items of each list."""
+    names, items = feature_names(records), pc.list_value_length(records["item_ids"]).to_numpy()
+    place = np.arange(items.sum()) - np.repeat(np.cumsum(items) - items, items)
     frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
     frame = frame.assign(
         score=pc.list_flatten(records["scores"]).to_numpy(),
         source=pc.list_flatten(records["sources"]).to_pandas(),
-        request=np.repeat(np.arange(len(records)), items[ranked]),
-    )
+        request=np.repeat(np.arange(len(records)), items),
+    )[place < most]
     return frame[frame[HISTORY] > 0] if HISTORY in frame else frame
 
 

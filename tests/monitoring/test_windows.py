@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import faiss
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -193,6 +194,25 @@ def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
     assert len(requests.reference) == 60
     for frame in (items.current, items.reference):
         assert frame.groupby("request").size().value_counts(normalize=True).to_dict() == {1: 0.5, 4: 0.5}
+
+
+def test_only_places_that_both_sides_show_are_compared(records: Callable[..., list[Record]]) -> None:
+    """The evaluation asks for five items, some tills for two, and a single request for one."""
+
+    def answered(*wanted: int) -> pa.Table:
+        made = records(100)
+        for number, record in enumerate(made):
+            k = wanted[number] if number < len(wanted) else 5
+            response = msgspec.structs.replace(record.response, items=record.response.items[:k])
+            asked = replace(record.request, k=k)
+            made[number] = replace(record, request=asked, response=response, features=record.features[:k])
+        return records_to_table(made, FEATURES)
+
+    items, _, _ = log_tables(answered(1, 2, 2, 2), answered(), {}, embeddings())
+    assert items.reference.groupby("request").size().tolist() == [2] * 100
+    assert items.current.groupby("request").size().tolist() == [1] + [2] * 99
+    shown = records_to_table(records(100), FEATURES)["scores"].to_pylist()
+    assert items.reference["score"].tolist() == [score for scores in shown for score in scores[:2]]
 
 
 def test_a_bundle_holds_its_reference(bundle: Path) -> None:
