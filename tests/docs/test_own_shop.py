@@ -49,6 +49,7 @@ def test_no_step_fails_from_own_purchases_to_a_ban_and_a_drift_report(tmp_path: 
         "rules.yaml": f"{home / 'rules.yaml'}",
         "--user 1228 --basket 1041453": ASKED,
         "drift.html": f"{report}",
+        "$(date -u -d -7days +%F)": "2024-05-13",
     }
 
     def reco(words: str) -> str:
@@ -95,6 +96,7 @@ def test_no_step_fails_from_own_purchases_to_a_ban_and_a_drift_report(tmp_path: 
     )
     assert held_out(USER) not in reco(ask)
 
-    verdict = step("runbooks/DriftFound.md", "reco drift --report drift.html", f"--data {purchases} {WINDOW}")
+    drift = "reco drift --report drift.html --from $(date -u -d -7days +%F)"
+    verdict = step("runbooks/DriftFound.md", drift, f"--data {purchases} {WINDOW}")
     assert "\nok: " in f"\n{verdict}"
     assert "<html" in report.read_text(encoding="utf-8")

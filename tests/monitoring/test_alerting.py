@@ -58,6 +58,14 @@ def test_a_page_says_when_its_alert_fires(name: str, fires: str) -> None:
     assert fires in (ROOT / "docs" / "runbooks" / f"{name}.md").read_text()
 
 
+def test_the_page_of_a_drift_looks_at_the_week_that_the_watch_looked_at() -> None:
+    page = (ROOT / "docs" / "runbooks" / "DriftFound.md").read_text()
+    week = "--from $(date -u -d -7days +%F)"
+    assert f"\nreco drift --report drift.html {week}\n" in page
+    assert f"\nreco drift {week} --data .reco/offline_store\n" in page, "the look `purchases`"
+    assert "\nreco kpi\n" in page, "the look `labels`"
+
+
 def test_every_metric_of_a_rule_or_a_panel_exists() -> None:
     expressions = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
     expressions += [
