@@ -200,10 +200,10 @@ def _kpi_text(earnings: Earnings) -> str:
 @click.option(
     "--every",
     "every_s",
-    type=FiniteRange(0.1, 1e6),
+    type=FiniteRange(0.1, 7_200.0),
     default=3_600.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two looks; at most two hours, as WatchSilent opens a ticket after three.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
 @click.option("--port", type=PORT, default=9_103, show_default=True, help="Port of /metrics.")

@@ -83,6 +83,7 @@ SCHEDULE = "schedule --host http://127.0.0.1:1 --data /mnt/reco/offline_store"
         ("replay-events --seed -1", "'--seed': -1 is not in the range"),
         ("watch --every nan", "'--every': nan is no finite number"),
         ("watch --every 0", "'--every': 0.0 is not in the range"),
+        ("watch --every 7201", "'--every': 7201.0 is not in the range 0.1<=x<=7200.0"),
         ("watch --pipelines https://kfp.shop.example", "--pipelines needs --retrain"),
         ("watch --retrain --pipelines kfp.example", "is 'kfp.example', expected http(s)"),
         ("kpi --hours 169", "'--hours': 169.0 is not in the range"),
