@@ -31,6 +31,7 @@ from serving.settings import Settings, variable
 Result = TypeVar("Result")
 CLUSTER = "pipelines.live.small_cluster"
 WATCH_S = 600.0  # between two looks: at the usual speed of a replay, four days of the shop
+KEEP_DAYS = "70"  # of the log, as on a cluster: `reco kpi` reads ten weeks
 HEARTBEAT_S = 5.0  # the stream writes its state each second
 
 
@@ -107,7 +108,8 @@ def parts_of(
         parts += _monitors(wanted.programs, settings, env, url, watch)
     if settings.log:
         shown = str(settings.prediction_log_dir)
-        parts.append(Part("feedback", reco("--home", home, "feedback"), env, shown, lambda started: ""))
+        command = reco("--home", home, "feedback", "--keep-days", KEEP_DAYS)
+        parts.append(Part("feedback", command, env, shown, lambda started: ""))
     parts += [watch] if watch else []
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))

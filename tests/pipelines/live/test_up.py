@@ -55,6 +55,7 @@ def test_the_parts_start_in_the_order_of_their_dependencies(tmp_path: Path) -> N
     assert list(found) == ["store", "broker", "stream", "endpoint", "feedback", "watch", "replay"]
     assert found["stream"].command[-3:] == ["--home", str(tmp_path), "stream"]
     assert found["endpoint"].command[-2:] == ["--home", str(tmp_path)], "it follows the champion"
+    assert found["feedback"].command[-3:] == ["feedback", "--keep-days", "70"], "the log would fill the disk"
     told = " ".join(found["replay"].command)
     assert "replay-events --data toy --speed 600" in told
     assert f"--from 2024-06-10T00:00:00Z --endpoint {found['endpoint'].address}" in told
