@@ -71,6 +71,12 @@ class MemoryShort(RecoError):
     exit_code = UNREACHABLE
 
 
+class ExaminationFailed(RecoError):
+    """The data set or a measurement failed, not the bundle: nothing was judged."""
+
+    exit_code = UNREACHABLE
+
+
 def free_memory(root: Path = Path("/")) -> int:
     """Return the bytes that are free on this machine and within the limits of our control groups (v2)."""
     free = [psutil.virtual_memory().available]
@@ -86,13 +92,15 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
     """Do as `examine` in a child process; a bundle that kills it, or takes too much, is unreadable.
 
     Raises:
-        MemoryShort: nothing was opened.
+        MemoryShort: nothing was opened, or the memory that was free did not suffice.
+        ExaminationFailed: for example, a file of the data set was changed.
     """
     memory = min(MEMORY_BYTES, free_memory())  # with more it might end other processes
+    remedy = "try again when other processes have ended, or raise the limit of the pod"
     if memory < LEAST_MEMORY_BYTES:
         raise MemoryShort(
             f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
-            "try again when other processes have ended, or raise the limit of the pod"
+            f"{remedy}"
         )
     program = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
@@ -124,7 +132,9 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
             fault = f"the process that opened it {ended}, allowed {memory >> 20} MiB"
             return {"verdicts": {"readable": f"{fault}: {(lines or ['no message'])[-1][:300]}"}}
     if error := measured.get("error"):
-        raise RuntimeError(f"the examination failed, not the bundle: {error}")
+        if error.partition(":")[0].endswith("MemoryError"):  # NumPy's and Arrow's have names of their own
+            raise MemoryShort(f"{memory >> 20} MiB of memory were too few to examine the bundle: {remedy}")
+        raise ExaminationFailed(f"the examination failed, not the bundle: {error}")
     return dict(measured)
 
 
@@ -161,10 +171,11 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     if any(verdicts.values()):
         return measured
     measured |= {"baskets": baskets, "sampled": len(tasks), "index_recall": index_recall(bundle, asked)}
-    try:
+    champions: dict[str, str] = {}
+    with _judged(champions, "champion_fault"):
         theirs = None if champion is None else load_bundle(champion)
-    except BundleInvalid as error:
-        return measured | {"champion_fault": str(error)}
+    if any(champions.values()):
+        return measured | champions
     with _judged(verdicts, "readable"):
         baselines = {name: Tally.empty() for name in ("blend", "two_tower")}
         served, _ = serve(bundle, tasks, Nightly(bundle, purchases), baselines)
@@ -206,14 +217,20 @@ def _verdicts_on(scores: np.ndarray) -> dict[str, str]:
 
 @contextmanager
 def _judged(verdicts: dict[str, str], name: str) -> Iterator[None]:
-    """Make an error of the bundle, whichever it is, the fault of a verdict."""
+    """Make an error of the bundle, whichever it is, the fault of a verdict.
+
+    Raises:
+        MemoryError: the process may take less than MEMORY_BYTES, so the bundle may be good.
+    """
     verdicts.setdefault(name, "")
     try:
         yield
-    except BundleInvalid as error:
-        verdicts[name] = str(error)
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's and Faiss' errors share no base class
-        verdicts[name] = f"{type(error).__name__}: {str(error)[:300]}"
+    except Exception as error:  # ONNX Runtime's and Faiss' errors share no base class
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        if isinstance(error.__cause__ or error, MemoryError) and 0 < limit < MEMORY_BYTES:
+            raise MemoryError(str(error)) from error
+        is_named = isinstance(error, BundleInvalid)
+        verdicts[name] = str(error) if is_named else f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def sample_tasks(bundle: Bundle, purchases: Purchases, most: int) -> tuple[list[Task], int]:

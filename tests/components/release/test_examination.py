@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import faiss
 import numpy as np
@@ -26,6 +26,7 @@ from components.home import default_tracking_uri
 from components.ranker.ranker_artefact import graph_id
 from components.release.assemble_bundle import seal_with_golden
 from components.release.examination import (
+    ExaminationFailed,
     MemoryShort,
     examine,
     examine_apart,
@@ -41,7 +42,7 @@ from feature_repo.schema import DENSE_NAMES
 from feature_repo.statistics import read_statistics
 from serving.answer.recommender import open_recommender
 from serving.errors import BundleInvalid
-from serving.release.bundle import load_bundle
+from serving.release.bundle import Bundle, load_bundle
 from serving.release.champion import read_champion
 from serving.release.golden import GoldenRequest, read_golden, write_golden
 from serving.release.manifest import read_manifest
@@ -349,6 +350,49 @@ def test_a_machine_without_free_memory_says_nothing_about_the_bundle(
     with pytest.raises(MemoryShort, match=r"^64 MiB of memory are free, expected 3072 for ") as short:
         examine_apart(tmp_path / "not opened", None, tmp_path, 5)
     assert short.value.exit_code == UNREACHABLE
+
+
+def test_a_data_set_that_was_changed_says_nothing_about_the_bundle(toy_line: Path, tmp_path: Path) -> None:
+    dataset = shutil.copytree(toy_line / "dataset", tmp_path / "dataset")
+    (dataset / "events.parquet").unlink()
+    with pytest.raises(ExaminationFailed, match=r"not the bundle: EventsInvalid: .*ingest it") as failed:
+        examine_apart(toy_line / "evaluated", None, dataset, 5)
+    assert failed.value.exit_code == UNREACHABLE
+
+
+@pytest.mark.parametrize("kind", ["MemoryError", "_ArrayMemoryError", "ArrowMemoryError"])
+def test_memory_that_runs_out_says_nothing_about_the_bundle(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object, stdout: BinaryIO, **__: object) -> SimpleNamespace:
+        stdout.write(json.dumps({"error": f"{kind}: 8 GiB"}).encode())
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr("components.release.examination.free_memory", lambda: 4 << 30)
+    with pytest.raises(MemoryShort, match=r"^4096 MiB of memory were too few to examine the bundle: "):
+        examine_apart(tmp_path / "challenger", None, tmp_path, 5)
+
+
+@pytest.mark.parametrize("opened", ["challenger", "champion"])
+def test_only_with_all_of_its_memory_is_a_bundle_judged_by_what_it_takes(
+    opened: str, toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(path: Path) -> Bundle:
+        if path.name == opened:
+            raise BundleInvalid("it can't be read") from MemoryError("8 GiB")
+        return load_bundle(path)
+
+    monkeypatch.setattr("components.release.examination.load_bundle", load)
+    challenger, champion = tmp_path / "challenger", tmp_path / "champion"
+    for bundle in (challenger, champion):
+        bundle.symlink_to(toy_line / "evaluated")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4 << 30, 4 << 30))
+    with pytest.raises(MemoryError):
+        examine(challenger, champion, toy_line / "dataset", 5)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 30, 8 << 30))
+    measured = examine(challenger, champion, toy_line / "dataset", 5)
+    assert "it can't be read" in (measured["verdicts"]["readable"], measured.get("champion_fault"))
 
 
 def test_the_free_memory_is_that_of_the_tightest_control_group(tmp_path: Path) -> None:
