@@ -107,7 +107,7 @@ def _measure(
             if engine in SERVED:
                 raise
             # Engines refuse a graph with errors of many kinds; one that is only compared stops no release.
-            skipped[f"{engine}, {variant}"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
+            skipped[f"{engine}, {variant}"] = f"{type(reason).__name__}: {reason}".splitlines()[0][:200]
         else:
             calls.append(call)
             served = engine in SERVED

@@ -161,7 +161,7 @@ class Registry:
                 f"runs:/{run_id}",  # the bundle, and beside it what makes it a model of MLflow
                 run_id,
                 tags=dict(tags),
-                description=card,
+                description=card if len(card) <= 5_000 else f"{card[:4_997]}...",  # PostgreSQL's limit
                 await_creation_for=0,
             )
         return str(version.version)

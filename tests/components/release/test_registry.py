@@ -124,6 +124,16 @@ def test_a_stop_between_run_and_version_leaves_no_second_run(registry: Registry,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("length", [5_000, 5_001])
+def test_a_card_that_is_longer_than_postgresql_takes_is_cut(
+    registry: Registry, bundle: Path, length: int
+) -> None:
+    registry.add(bundle, {"bundle_id": "b1"}, {}, {}, card="x" * length)
+    stored = registry._client.get_model_version("recommender", "1").description
+    assert stored == ("x" * 5_000 if length == 5_000 else "x" * 4_997 + "...")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 100, 16_384], ids=["nothing", "the header", "the first pages"])
 def test_a_damaged_database_is_named(registry: Registry, tmp_path: Path, kept: int) -> None:
     file = Path(registry.tracking_uri.removeprefix("sqlite:///"))
