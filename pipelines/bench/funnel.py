@@ -139,10 +139,10 @@ def compare_sources(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases)
 
 
 def _requests(bundle: Bundle, tasks: Sequence[Task]) -> dict[str, list[Task]]:
-    """Return the test baskets in each shape, and those that the bundle's first filter leaves anything of."""
+    """Return the test baskets in each shape, and those that a profile's filter leaves anything of."""
     asked = {shape: [shaped(task) for task in tasks] for shape, shaped in SHAPES.items()}
-    filtered = (name for name, profile in bundle.settings.profiles.items() if profile.items is not None)
-    if (name := next(filtered, None)) is not None:
+    filtered = [name for name, profile in bundle.settings.profiles.items() if profile.items is not None]
+    for name in filtered:
         offers, some = bundle.profiles[name].offers, []
         for task in tasks:
             stays = offers[task.hidden]

@@ -59,7 +59,7 @@ def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
     bundle, tasks, purchases = asked(toy_line, 30)
     rows = {(row["requests"], row["source"]): row for row in compare_sources(bundle, tasks, purchases)}
     shapes = {shape for shape, _ in rows}
-    assert shapes == {*SHAPES, "profile clearance"}, "each shape has a row"
+    assert shapes == {*SHAPES, "profile clearance", "profile premium"}, "each shape has a row"
     # Without the source that holds the favourites the list loses them; of a stranger there is no history.
     lost = rows["as they are", "history"]
     assert lost["recall_at_20_interval"][1] < 0.5
