@@ -4,6 +4,7 @@ import io
 import json
 import re
 import threading
+from pathlib import Path
 
 from serving.checkout.checkout import Turn
 from serving.observe import request_log
@@ -55,6 +56,14 @@ def test_a_line_shows_the_outcome_of_a_request() -> None:
         "queue_ms": 2.0,
         "stage_ms": {"total": 1.235},
     }
+
+
+def test_the_page_of_the_log_names_each_field() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/request.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Request log\n")
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    (line,) = lines(turn())
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(line)
 
 
 def test_lines_come_in_order_and_all_of_them() -> None:
