@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from components.home import Conflict, command, locked
@@ -30,6 +27,13 @@ from components.hyper_parameters import GateParams
 from components.parameters import read_params
 from components.ranker.certificate import EXPORTS, check_chain
 from components.ranker.ranker_artefact import GRAPH, graph_id
+from components.release.bundle_copies import (
+    fetch_bundle,
+    fetch_signatures,
+    linked,
+    place_under,
+    take_signatures,
+)
 from components.release.examination import Examine, examine_apart
 from components.release.gate import HEADLINE, Check, compare, enforce, verdict
 from components.release.history import Promotion, check_head, is_head, model_of, next_line, stack, write_head
@@ -37,9 +41,8 @@ from components.release.register_bundle import read_certificates, read_evaluatio
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused, Version
 from components.release.signing import sign
 from feature_repo.errors import USAGE, RecoError
-from feature_repo.ids import is_name
 from serving.errors import BundleInvalid, NoChampion
-from serving.release.bundle import SIGNATURE_FILES, verify_files
+from serving.release.bundle import SIGNATURE_FILES
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
 from serving.release.signatures import check_signed
@@ -217,29 +220,18 @@ def _sign_way_back(
     Raises:
         SignatureInvalid: it may not; its signatures stay as they were.
     """
-    place, after = _place(home, target.bundle_id), _place(home, last.bundle_id) if last else None
+    place = place_under(home, target.bundle_id)
+    after = place_under(home, last.bundle_id) if last else None
     if key is None:
         if trusted_keys:
             check_signed(place, trusted_keys, after)
         return
-    with _linked(place, home) as copy:
+    with linked(place, home) as copy:
         sign(copy, key)
         if trusted_keys:
             check_signed(copy, trusted_keys, after)
         registry.attach(target, [copy / name for name in SIGNATURE_FILES])
-        _take_signatures(copy, place)
-
-
-@contextmanager
-def _linked(place: Path, home: Path) -> Iterator[Path]:
-    """Yield a copy of a bundle for new signatures, its files hard links; it goes with the block."""
-    with TemporaryDirectory(dir=home) as scratch:
-        yield Path(shutil.copytree(place, Path(scratch) / place.name, copy_function=os.link))
-
-
-def _take_signatures(copy: Path, place: Path) -> None:
-    for name in SIGNATURE_FILES:
-        (copy / name).replace(place / name)
+        take_signatures(copy, place)
 
 
 def verified_history(registry: Registry, home: Path) -> list[Promotion]:
@@ -338,38 +330,6 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     write_champion(home, champion)
 
 
-def fetch_bundle(registry: Registry, home: Path, version: Version) -> Path:
-    """Return the version's bundle under home, copied there and verified if it is not yet.
-
-    Raises:
-        BundleInvalid: the registry's files are not those of the registered bundle.
-    """
-    if not is_name(version.bundle_id):  # the registry is not ours alone, and this becomes a folder
-        raise BundleInvalid(
-            f"version {version.version} is no bundle's: its tag bundle_id is no id; register it again"
-        )
-    place = _place(home, version.bundle_id)
-    try:
-        _verify(place, version)
-        return place
-    except BundleInvalid as error:
-        if place.exists():
-            log.warning("%s; fetching it from the registry again", error)
-    incoming = home / "bundles" / f".{version.bundle_id}.part"
-    shutil.rmtree(incoming, ignore_errors=True)
-    incoming.mkdir(parents=True)
-    fetched = registry.download(version, incoming)
-    _verify(fetched, version)
-    shutil.rmtree(place, ignore_errors=True)
-    fetched.rename(place)
-    shutil.rmtree(incoming, ignore_errors=True)
-    return place
-
-
-def _place(home: Path, bundle_id: str) -> Path:
-    return home / "bundles" / bundle_id
-
-
 def _signature(
     registry: Registry, home: Path, version: Version, before: Promotion | None, trusted: Path
 ) -> Check:
@@ -379,29 +339,11 @@ def _signature(
         RegistryUnreachable: the registry does not give them.
     """
     try:
-        place = fetch_bundle(registry, home, version)
-        if missing := set(SIGNATURE_FILES) - registry.names(version):
-            fault = f"{min(missing)} is missing: reco sign {version.version} --key KEY"
-            return verdict("signature", f"no trusted key signed it, {fault}")
-        with _linked(place, home) as copy:
-            for name in SIGNATURE_FILES:
-                registry.download(version, copy.parent, name).replace(copy / name)
-            after = fetch_bundle(registry, home, _promoted(registry, before)) if before else None
-            check_signed(copy, trusted, after)
-            _take_signatures(copy, place)
+        after = fetch_bundle(registry, home, _promoted(registry, before)) if before else None
+        fetch_signatures(registry, home, version, trusted, after)
     except BundleInvalid as error:
         return verdict("signature", str(error))
     return verdict("signature")
-
-
-def _verify(path: Path, version: Version) -> None:
-    manifest = read_manifest(path)
-    if manifest["bundle_id"] != version.bundle_id:
-        raise BundleInvalid(
-            f"{path} is bundle {manifest['bundle_id']}, "
-            f"version {version.version} was registered as {version.bundle_id}"
-        )
-    verify_files(path, manifest)
 
 
 def _judge(

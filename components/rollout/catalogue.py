@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.home import write_json
+from components.release.bundle_copies import fetch_bundle
 from components.release.examination import Examine, examine_apart
 from components.release.gate import Check, enforce
-from components.release.promote_bundle import fetch_bundle, promote_bundle, rollback
+from components.release.promote_bundle import promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
