@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,6 +72,16 @@ def fetch_signatures(
             registry.download(version, copy.parent, name).replace(copy / name)
         check_signed(copy, trusted, after)
         take_signatures(copy, place)
+
+
+def renew_signatures(registry: Registry, home: Path, version: Version, trusted: Path) -> None:
+    """Fetch a version's signatures if a trusted key made them, and not before those under home.
+
+    Raises:
+        RegistryUnreachable: the registry does not give them.
+    """
+    with suppress(BundleInvalid):
+        fetch_signatures(registry, home, version, trusted, after=place_under(home, version.bundle_id))
 
 
 @contextmanager

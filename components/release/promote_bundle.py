@@ -32,6 +32,7 @@ from components.release.bundle_copies import (
     fetch_signatures,
     linked,
     place_under,
+    renew_signatures,
     take_signatures,
 )
 from components.release.examination import Examine, examine_apart
@@ -45,7 +46,7 @@ from serving.errors import BundleInvalid, NoChampion
 from serving.release.bundle import SIGNATURE_FILES
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
-from serving.release.signatures import check_signed
+from serving.release.signatures import SignatureInvalid, check_signed
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ def promote_bundle(
             if not dry_run:
                 _follow(registry, root, before, challenger)  # its pointer or copy under home may be gone
                 registry.unpoint(CHALLENGER, challenger.version)
+                if trusted_keys:  # it may have been signed after its promotion
+                    renew_signatures(registry, root, challenger, trusted_keys)
             return {**result, "changed": False, "checks": [], "measured": {}}
         checks, result["measured"] = [], {}
         if trusted_keys:  # first: nothing of an unsigned bundle is opened
@@ -215,16 +218,20 @@ def _sign_way_back(
     key: Path | None,
     trusted_keys: Path | None,
 ) -> None:
-    """Sign a fetched version again, and check that it may follow the last one.
+    """Sign a fetched version again, or take its newer signatures, and check that it may follow the last one.
 
     Raises:
-        SignatureInvalid: it may not; its signatures stay as they were.
+        SignatureInvalid: it may not; its signatures in the registry stay as they were.
     """
     place = place_under(home, target.bundle_id)
     after = place_under(home, last.bundle_id) if last else None
     if key is None:
         if trusted_keys:
-            check_signed(place, trusted_keys, after)
+            try:
+                check_signed(place, trusted_keys, after)
+            except SignatureInvalid:  # it may have been signed after it was copied here
+                renew_signatures(registry, home, target, trusted_keys)
+                check_signed(place, trusted_keys, after)
         return
     with linked(place, home) as copy:
         sign(copy, key)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.home import write_json
-from components.release.bundle_copies import fetch_bundle
+from components.release.bundle_copies import fetch_bundle, renew_signatures
 from components.release.examination import Examine, examine_apart
 from components.release.gate import Check, enforce
 from components.release.promote_bundle import promote_bundle, rollback
@@ -118,7 +118,10 @@ class ModelCatalogue:
         write_json(self._measured(record), {"champion": champion, "measured": result["measured"]})
 
     def publish(self, record: Release) -> None:
-        """Copy the bundle to where pods load it from."""
+        """Copy the bundle to where pods load it from, with the newest signatures of the registry."""
+        if self._trusted:  # the copy under home may be older than they are
+            registry = self._registry()
+            renew_signatures(registry, self._home, registry.version(record.version), self._trusted)
         publish_bundle(self.bundle(record), record.source)
 
     def seal(self, record: Release) -> None:

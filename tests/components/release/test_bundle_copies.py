@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from components.release.bundle_copies import fetch_bundle
+from components.release.bundle_copies import fetch_bundle, renew_signatures
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, Version
+from components.release.signing import sign
 from serving.errors import BundleInvalid
+from serving.release.signatures import check_signed
+from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +39,19 @@ def test_a_version_whose_tag_was_changed_is_not_copied(
     with pytest.raises(BundleInvalid, match=says):
         fetch_bundle(registry, home, replace(version, bundle_id=bundle_id))
     assert not (home / "bundles" / bundle_id).exists()
+
+
+def test_the_newest_signatures_of_a_trusted_key_stay(
+    evaluated: Callable[..., Path], registry: Registry, home: Path, version: Version, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    (tmp_path / "away").mkdir()
+    stranger, _ = write_keys(tmp_path / "away", "theirs")
+    copy, bundle = fetch_bundle(registry, home, version), evaluated("one")
+    renew_signatures(registry, home, version, public.parent)
+    assert not list(copy.glob("*.sig")), "the registry has none"
+    for signer, day, newest in ((key, 2, 2), (key, 1, 2), (stranger, 3, 2), (key, 4, 4)):
+        sign(bundle, signer, at=datetime(2026, 11, day, tzinfo=UTC))
+        registry.attach(version, bundle.glob("*.sig"))
+        renew_signatures(registry, home, version, public.parent)
+        assert check_signed(copy, public.parent).at.day == newest

@@ -13,6 +13,7 @@ import pytest
 
 import components.release.promote_bundle as promote_module
 from components.home import Conflict
+from components.release.bundle_copies import renew_signatures
 from components.release.gate import GateFailed, compare
 from components.release.history import HistoryBroken
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback, verified_history
@@ -476,6 +477,32 @@ def test_refused_signatures_do_not_replace_those_of_the_local_copy(world: World,
         checks = world.promote(trusted_keys=public.parent, dry_run=True)["checks"]
         assert checks[0]["passed"] is passes
         assert check_signed(signed, public.parent).key == public
+
+
+def test_a_champion_that_is_signed_later_gets_its_signatures_by_another_promotion(
+    world: World, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    world.promote_all(1)
+    champion = read_champion(world.home).bundle(world.home)
+    world.sign("1", key)
+    world.promote("champion", trusted_keys=public.parent, dry_run=True)
+    assert not list(champion.glob("*.sig"))
+    assert not world.promote("champion", trusted_keys=public.parent)["changed"]
+    assert check_signed(champion, public.parent).key == public
+
+
+def test_a_way_back_that_was_signed_elsewhere_needs_no_key(world: World, tmp_path: Path) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    world.promote_all(2)
+    for day, version in enumerate(("1", "2"), 1):
+        world.sign(version, key, datetime(2026, 11, day, tzinfo=UTC))
+        renew_signatures(world.registry, world.home, world.registry.version(version), public.parent)
+    with pytest.raises(SignatureInvalid, match="going back needs a signature, too"):
+        world.rollback(trusted_keys=public.parent)
+    world.sign("1", key, datetime(2026, 11, 3, tzinfo=UTC))
+    assert world.rollback(trusted_keys=public.parent)["version"] == "1"
+    assert check_signed(read_champion(world.home).bundle(world.home), public.parent).at.day == 3
 
 
 def test_a_revoked_bundle_gets_no_signature_on_the_way_back(world: World, tmp_path: Path) -> None:

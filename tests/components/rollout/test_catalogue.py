@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,19 @@ def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_s
     champion = read_champion(home)
     assert champion.version == "1"
     check_signed(champion.bundle(home), public.parent, home / "bundles" / record.bundle_id)
+
+
+def test_pods_get_the_newest_signatures_of_the_registry(
+    evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str, dataset: Path, tmp_path: Path
+) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    where = (home, lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    catalogue = ModelCatalogue(*where, trusted_keys=public.parent, examine=as_planned)
+    bundle = evaluated("one")
+    register_bundle(bundle, uri, "recommender")
+    record = record_of(catalogue)
+    for day in (1, 2):  # the second time it is under home already
+        sign(bundle, key, at=datetime(2026, 11, day, tzinfo=UTC))
+        registry.attach(registry.version(record.version), bundle.glob("*.sig"))
+        catalogue.publish(record)
+        assert check_signed(tmp_path / "store" / record.bundle_id, public.parent).at.day == day
