@@ -136,6 +136,8 @@ class ModelCatalogue:
         if record.kind == ROLLBACK:
             if self._registry().alias(CHAMPION) != record.version:
                 self._go_back()
+            else:
+                self._follow()  # the deployer may have been killed right after it moved the alias
             return
         file = self._measured(record)
         # The deployer before this one may have had another disk, and the champion may be another by now:
@@ -167,6 +169,8 @@ class ModelCatalogue:
         is_champion = registry.alias(CHAMPION) == record.version
         if not keeps and is_champion and len(registry.history()) > 1:
             self._go_back()
+        elif not keeps and record.sealed:
+            self._follow()  # as in `seal`
         registry.unpoint(CHALLENGER, record.version)
         if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version
@@ -183,6 +187,12 @@ class ModelCatalogue:
             examine=examine,
             trusted_keys=self._trusted,
         )
+
+    def _follow(self) -> None:
+        """Complete the last move of the alias, in the history and in this home; one by hand stays."""
+        registry, home = self._registry(), str(self._home)
+        if registry.alias(CHAMPION) in [line.version for line in registry.history()[-1:]]:
+            promote_bundle(CHAMPION, [], self._uri(), self._model, home, trusted_keys=self._trusted)
 
     def _go_back(self) -> None:
         rollback(self._uri(), self._model, str(self._home), False, self._key, self._trusted)

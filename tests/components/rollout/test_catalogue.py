@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+import components.release.promote_bundle as promote_module
 from components.release.gate import GateFailed
 from components.release.promote_bundle import promote_bundle
 from components.release.register_bundle import register_bundle
@@ -20,7 +21,7 @@ from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
 from tests.components.conftest import as_planned
-from tests.components.rollout.toy_cluster import RECORD
+from tests.components.rollout.toy_cluster import RECORD, Killed
 from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
@@ -82,6 +83,53 @@ def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(
         catalogue.undo(elsewhere)
     assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "1").tags
     assert registry.alias("challenger") == "1"
+
+
+@pytest.mark.parametrize("stop", ["write_head", "write_champion"])
+@pytest.mark.parametrize("is_rollback", [True, False])
+def test_a_way_back_that_was_killed_after_the_alias_moved_is_completed(
+    catalogue: ModelCatalogue,
+    evaluated: Callable[..., Path],
+    registry: Registry,
+    home: Path,
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: str,
+    is_rollback: bool,
+) -> None:
+    for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.18)):
+        register_bundle(evaluated(name, quality), uri, "recommender")
+        catalogue.seal(record_of(catalogue))
+
+    def go_back() -> None:
+        if is_rollback:
+            catalogue.seal(replace(record_of(catalogue, "2"), kind="rollback"))
+        else:
+            catalogue.undo(replace(record_of(catalogue, "3"), sealed=True))
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promote_module, stop, killed)
+        with pytest.raises(Killed):
+            go_back()
+    assert (registry.alias("champion"), read_champion(home).version) == ("2", "3")
+    go_back()
+    assert (registry.alias("champion"), read_champion(home).version) == ("2", "2")
+    assert registry.intent() is None
+    assert catalogue.previous()[0] == "1"
+
+
+def test_an_alias_that_was_moved_by_hand_holds_up_no_abort(
+    catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str
+) -> None:
+    for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.18)):
+        register_bundle(evaluated(name, quality), uri, "recommender")
+    catalogue.seal(record_of(catalogue, "1"))
+    registry.point("champion", "2")
+    catalogue.undo(replace(record_of(catalogue, "3"), sealed=True))
+    assert (registry.alias("champion"), catalogue.challenger()) == ("2", None)
 
 
 def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
