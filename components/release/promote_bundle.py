@@ -347,6 +347,9 @@ def _signature(
     """
     try:
         after = fetch_bundle(registry, home, _promoted(registry, before)) if before else None
+    except BundleInvalid:  # as with a champion that no trusted key signed: there is no order to keep
+        after = None
+    try:
         fetch_signatures(registry, home, version, trusted, after)
     except BundleInvalid as error:
         return verdict("signature", str(error))

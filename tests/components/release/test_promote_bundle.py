@@ -466,6 +466,17 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
         world.promote("2", trusted_keys=trusted)
 
 
+def test_a_damaged_champion_is_no_fault_of_the_challengers_signature(world: World, tmp_path: Path) -> None:
+    key, public = write_keys(tmp_path, "ours")
+    world.promote_all(1)
+    for folder in ("bundles", "mlflow"):
+        [file] = (world.home / folder).rglob("index.faiss")
+        file.write_text("flipped")
+    world.register("two", 0.17)
+    world.sign("2", key)
+    assert world.promote(trusted_keys=public.parent, params={"over_champion": 0.0})["changed"]
+
+
 def test_refused_signatures_do_not_replace_those_of_the_local_copy(world: World, tmp_path: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
     (tmp_path / "away").mkdir()
