@@ -324,9 +324,18 @@ def _move(registry: Registry, home: Path, version: Version, before: str | None, 
 
 
 def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -> None:
-    """Let the registry's alias, and the home's record and pointer, follow a line of the history."""
+    """Let the registry's alias, and the home's record and pointer, follow a line of the history.
+
+    Raises:
+        Conflict: another home promoted at the same moment; this home does not remember the line.
+    """
+    if registry.history()[-1:] != [line]:  # the lock covers one home; MLflow knows no compare-and-swap
+        raise Conflict(
+            f"another home promotes in {registry.model_name} at this moment, and version {line.version} is "
+            f"not in its history: see `{command(home, 'history')}`, then promote again"
+        )
     write_head(home, model_of(home, registry.tracking_uri, registry.model_name), line)
-    registry.complete()
+    registry.complete(line)
     path = fetch_bundle(registry, home, version).relative_to(home)
     champion = Champion(
         version.bundle_id, version.version, registry.model_name, str(path), version.cut, _now()

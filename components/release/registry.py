@@ -271,16 +271,17 @@ class Registry:
         text = self._state()[0].get(INTENT_TAG)
         return None if text is None else read_line(text)
 
-    def complete(self) -> None:
-        """Make the intent a line of the history if its alias moved; else forget it."""
+    def complete(self, line: Promotion | None = None) -> None:
+        """Add a line to the history, by default the intent if its alias moved; forget the intent."""
         history, intent = self.history(), self.intent()
-        if intent is None:
-            return
+        if line is None and intent in history[-1:]:
+            line = intent
         with _reached(self.tracking_uri):
-            if intent in history[-1:]:
-                text = json.dumps(asdict(intent))
-                self._client.set_registered_model_tag(self.model_name, line_tag(intent), text)
-            self._client.delete_registered_model_tag(self.model_name, INTENT_TAG)
+            if line is not None:
+                text = json.dumps(asdict(line))
+                self._client.set_registered_model_tag(self.model_name, line_tag(line), text)
+            if intent is not None:
+                self._client.delete_registered_model_tag(self.model_name, INTENT_TAG)
 
     # --------------------------------------------------------------------------------------- inside
 

@@ -15,7 +15,7 @@ import components.release.promote_bundle as promote_module
 from components.home import Conflict
 from components.release.bundle_copies import renew_signatures
 from components.release.gate import GateFailed, compare
-from components.release.history import HistoryBroken
+from components.release.history import HistoryBroken, next_line, write_head
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback, verified_history
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryUnreachable
@@ -415,6 +415,49 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
     with pytest.raises(Conflict, match="champion is version 1 by now, it was None"):
         world.promote()
     assert world.registry.alias("champion") == other
+
+
+def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other home writes its intent over this one's, and moves the alias after it."""
+    world.promote_all(1)
+    for name, quality in (("two", 0.17), ("three", 0.18)):
+        world.register(name, quality)
+    bundle_id = world.registry.version("3").bundle_id
+    other = next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
+    point = Registry.point
+
+    def point_late(registry: Registry, alias: str, version: str) -> None:
+        registry.intend(other)
+        point(registry, alias, version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "point", point_late)
+        with pytest.raises(Conflict, match="version 2 is not in its history"):
+            world.promote("2")
+    world.registry.point("champion", "3")
+    world.registry.complete(other)
+    assert actions(world.registry) == [("promote", "", "1"), ("promote", "1", "3")]
+    assert not world.promote("3")["changed"]
+    assert read_champion(world.home).version == "3"
+    assert world.rollback()["version"] == "1"
+
+
+def test_a_line_stays_when_another_home_writes_its_intent_before_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promote_all(1)
+    world.register("two", 0.17)
+    other = next_line(world.registry.history(), "promote", "3", "b3", "1", "")
+
+    def write_head_late(*given: Any) -> None:
+        world.registry.intend(other)
+        write_head(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promote_module, "write_head", write_head_late)
+        world.promote("2")
+    assert actions(world.registry) == [("promote", "", "1"), ("promote", "1", "2")]
+    assert verified_history(world.registry, world.home) == world.registry.history()
 
 
 def test_the_home_may_move_and_a_damaged_copy_in_it_is_fetched_again(world: World, tmp_path: Path) -> None:
