@@ -18,6 +18,7 @@ from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
 from feature_repo.errors import without_password
 from serving.errors import NoChampion
+from serving.release.champion import read_champion
 
 
 class Versions(Protocol):
@@ -175,6 +176,15 @@ class ModelCatalogue:
         if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version
                 registry.refuse(record.version, record.reason)
+
+    def follow_end(self, record: Release) -> None:
+        """Let this home's champion follow a release that is over: its deployer may have had another home."""
+        with suppress(NoChampion):  # a home without a champion follows none
+            champion = read_champion(self._home)
+            is_its = champion.bundle_id == record.bundle_id
+            contradicts = (record.state, is_its) in (("done", False), ("aborted", True))
+            if contradicts and champion.version != self._registry().alias(CHAMPION):
+                self._follow()
 
     def _promote(self, record: Release, examine: Examine, dry_run: bool = False) -> dict[str, Any]:
         return promote_bundle(

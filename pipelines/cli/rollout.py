@@ -97,7 +97,7 @@ def release(
         text = "\n".join(f"# {one['object']}\n{json.dumps(one['patch'])}" for one in patches)
         context.answer(patches, text)
     elif guard:
-        show_release(context, rollout.guard(), rollout.status()[1])
+        _guard(context, rollout, catalogue)
     elif watch:
         _follow(context, rollout, catalogue)
     else:
@@ -119,6 +119,19 @@ def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: 
     finally:  # an aborted one, too: the table says why
         with contextlib.suppress(ClusterUnreachable):  # it would replace the release's own exit code
             show_release(context, *rollout.status())
+
+
+def _guard(context: Context, rollout: Rollout, catalogue: ModelCatalogue) -> None:
+    """End a release whose deployer is gone, and let this home's champion follow one that is over."""
+    from feature_repo.errors import RecoError
+
+    record = rollout.guard()
+    show_release(context, record, rollout.status()[1])
+    if record is not None:
+        try:
+            catalogue.follow_end(record)
+        except RecoError as error:  # on-call may end a release without the registry
+            context.say(f"the champion of {context.home} does not follow the release yet: {error}")
 
 
 def open_rollout(

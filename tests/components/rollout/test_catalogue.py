@@ -132,6 +132,33 @@ def test_an_alias_that_was_moved_by_hand_holds_up_no_abort(
     assert (registry.alias("champion"), catalogue.challenger()) == ("2", None)
 
 
+def test_the_champion_of_a_home_follows_a_release_that_another_home_ended(
+    catalogue: ModelCatalogue,
+    evaluated: Callable[..., Path],
+    home: Path,
+    uri: str,
+    dataset: Path,
+    tmp_path: Path,
+) -> None:
+    where = (lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    laptop = ModelCatalogue(tmp_path / "laptop", *where, examine=as_planned)
+    records = []
+    for name, quality, by in (("one", 0.16, catalogue), ("two", 0.17, laptop)):
+        register_bundle(evaluated(name, quality), uri, "recommender")
+        records.append(replace(record_of(catalogue), sealed=True, state="done"))
+        by.seal(records[-1])
+    assert read_champion(home).version == "1"
+    catalogue.follow_end(replace(records[1], state="hold"))
+    assert read_champion(home).version == "1", "it may be aborted yet"
+    catalogue.follow_end(records[1])
+    assert read_champion(home).version == "2"
+    laptop.undo(records[1])
+    catalogue.follow_end(records[1])
+    assert read_champion(home).version == "2", "the end of this release does not contradict it"
+    catalogue.follow_end(replace(records[1], state="aborted"))
+    assert read_champion(home).version == "1"
+
+
 def test_a_champion_that_is_registered_again_is_released_once_and_no_more(
     catalogue: ModelCatalogue, evaluated: Callable[..., Path], registry: Registry, uri: str, home: Path
 ) -> None:

@@ -20,6 +20,7 @@ from pipelines.cli import rollout
 from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import new_cluster
+from serving.release.champion import Champion, write_champion
 from tests.components.rollout.toy_cluster import RECORD, ToyCluster, place
 from tests.kubernetes_api import kubernetes_api
 
@@ -116,6 +117,20 @@ def test_a_version_that_kept_its_alias_at_its_end_loses_it_and_is_not_released_a
 
 def test_the_guard_says_that_there_is_nothing_to_guard(reco: Any) -> None:
     assert reco("release", "--guard").exit_code == 0
+
+
+def test_the_guard_lets_the_champion_of_its_home_follow_a_release_that_is_over(
+    reco: Any, api: ApiServer, tmp_path: Path
+) -> None:
+    """A machine with another home drove it; the registry is away here."""
+    stands(api, state="done")
+    assert reco("release", "--guard").stderr == "", "a home without a champion follows none"
+    write_champion(tmp_path, Champion("b1", "1", "checkout-recommender", "bundles/b1", "", ""))
+    done = reco("release", "--guard")
+    assert (done.exit_code, "version 2, bundle b2" in done.stdout) == (0, True), done.output
+    assert "does not follow the release yet: " in done.stderr
+    write_champion(tmp_path, Champion("b2", "2", "checkout-recommender", "bundles/b2", "", ""))
+    assert reco("release", "--guard").stderr == ""
 
 
 def test_a_rollback_gives_the_traffic_back_without_the_registry(
