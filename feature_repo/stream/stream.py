@@ -68,9 +68,9 @@ RETRY_S = 0.5
 PROBE_S = 3.0  # how long the broker may take to show one message
 LATE_S = 10.0  # timeout of a question at an assignment
 LATEST_S = 60.0  # of all questions at one; the group waits five minutes for a member
-UNKNOWN = b""  # instead of the store's name: it may hold older rows now
 OFFSET_BITS = 48  # of a version; the bits above count how often the topic was made again
-STORE_ERRORS = (redis.RedisError, redis.RedisClusterException, sqlite3.Error, OSError)
+REDIS_ERRORS = (redis.RedisError, redis.RedisClusterException)
+STORE_ERRORS = (*REDIS_ERRORS, sqlite3.Error, OSError)
 
 
 class Stream:
@@ -98,6 +98,7 @@ class Stream:
         self._forgotten = Forgotten()
         self._forgotten_stamp: tuple[int, int] | None = None
         self._name: bytes | None = None  # the last seen name in the store's heartbeat
+        self._unsure: set[str] = set()  # users whose last rows a failover of the store may have lost
         self._answered_at = time.monotonic()  # the caller has just created the topics
         self._archived_at = self._beat_at = time.monotonic()
         self._consumer = Consumer(consumer_config(settings, settings.group), logger=log)
@@ -323,7 +324,9 @@ class Stream:
         """
         self._settle()
         self._rows.reopen()
-        users = None if partitions is None else streamed_users(self._archive, partitions)
+        self._merge(None if partitions is None else streamed_users(self._archive, partitions))
+
+    def _merge(self, users: Collection[str] | None) -> None:
         made, count = archived_rows(self._archive, users), 0
         while rows := dict(islice(made, 500)):
             stored = self._known(rows)
@@ -364,8 +367,7 @@ class Stream:
     def _look_after_rows(self) -> bytes | None:
         """Restore rows that the store lost or another process overwrote; return the heartbeat's new name.
 
-        None after a publication or a failover while no partition is assigned: the users of this consumer are
-        not known yet.
+        None after a publication while no partition is assigned: the users of this consumer are not known yet.
         """
         publication = self._publication()
         published = publication != self._published
@@ -373,8 +375,7 @@ class Stream:
             self._rows.reopen()  # the store may be another file now
         name = self._rows.name()
         own = [one.partition for one in self._consumer.assignment()]
-        is_due = published if name is None else self._name == UNKNOWN
-        if is_due and not own:
+        if name is None and published and not own:
             return None
         if name in (None, self._name) and (name is None) != published:
             # The store lost its rows, or a publication (which removes the heartbeat) went to another store.
@@ -385,6 +386,10 @@ class Stream:
         elif name != self._name and own:
             # Another process wrote all users' rows, without the events that wait in this consumer.
             self._rebuild(own)
+        elif self._unsure:
+            unsure, self._unsure = self._unsure, set()
+            self._settle()
+            self._merge(unsure)
         self._published = publication
         return name or secrets.token_hex(8).encode()
 
@@ -419,18 +424,19 @@ class Stream:
         Nothing is consumed meanwhile. After minutes the group gives the partitions to another consumer, which
         writes their users' rows: so all rows are read again.
         """
-        said = ""
+        said, held = "", set[str]()
         while True:
             try:
                 return act()
             except STORE_ERRORS as error:
                 if getattr(error, "errno", None) == errno.ENOSPC:
                     raise  # the archive's or the registry's: a full disk is no store that is away
-                # After a failover a replica answers, without the last rows: `_look_after_rows` merges the
-                # archive again. A single late answer is no failover.
+                # After a failover a replica answers, without the last rows, which are those in memory:
+                # `_look_after_rows` merges them again. A single late answer is no failover.
                 is_late = isinstance(error, redis.TimeoutError) and not said
-                if isinstance(error, redis.RedisError) and not is_late:
-                    self._name = UNKNOWN
+                held.update(self._rows.users())
+                if isinstance(error, REDIS_ERRORS) and not is_late:
+                    self._unsure |= held
                 self.counts.store_failures += 1
                 if (why := type(error).__name__) != said:
                     said = why

@@ -353,6 +353,7 @@ LATE = redis.TimeoutError("late")
     [
         ([redis.ConnectionError("broken")], 3),
         ([redis.ReadOnlyError("a replica")], 3),
+        ([redis.RedisClusterException("no node")], 3),
         ([LATE, LATE], 3),
         ([LATE], 2),
     ],
