@@ -28,6 +28,7 @@ from monitoring.shares import ShareChange, changed_shares
 from monitoring.verdict import FAILED, RULES, ColumnDrift, ColumnRule, Comparison, DriftVerdict, judge
 from monitoring.windows import (
     DAY,
+    LEAST_UNITS,
     REFERENCE_EVENTS,
     REFERENCE_LOG,
     WEEK,
@@ -52,7 +53,6 @@ log = logging.getLogger(__name__)
 SAMPLE = 50_000  # answers of a window that are compared at most: a week of a large shop fits no memory
 
 VERDICT, REPORT = "verdict.json", "report.html"
-LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
 LOOK_BACK = 28  # spans of seven days, a day apart, in which a verdict looks for the beginning of a drift
 PLACES = ("department", "store_id")
 # A window -> its tables beside those of the reference, and on how many days it has baskets or requests.

@@ -31,6 +31,7 @@ LENGTHS = (1, 2, 3, 5, 9, 17)  # where the groups of basket lengths begin
 RARE_LENGTH = 0.02  # the lengths of baskets or lists of a smaller share of either window's requests are rare
 REGIONS = 16  # of the space of item vectors
 BASKETS = 200_000  # whose vectors are in memory at once
+LEAST_UNITS = 200  # baskets or requests on each side; with fewer, chance alone looks like drift
 # The baskets in a shopper's history: 0 for a guest, a request without a user, and a row that was not read. No
 # training changes their share, and an evaluation, which has a row for each request, may have none of them.
 HISTORY = "user_basket_count"
@@ -203,7 +204,7 @@ def log_tables(
     # A till that asks for three items has no later places, where scores are lower; an evaluation has ten.
     most = min((_usual_k(side) for side in ranked if len(side)), default=0)
     return [
-        TablePair(_answers(ranked[0], most), _answers(ranked[1], most), "request"),
+        TablePair(*_alike(*(_answers(side, most) for side in ranked)), "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
         TablePair(_requests(current, embeddings), _requests(reference, embeddings), week="week"),
     ]
@@ -272,12 +273,21 @@ def _answers(records: pa.Table, most: int) -> pd.DataFrame:
     names, items = feature_names(records), pc.list_value_length(records["item_ids"]).to_numpy()
     place = np.arange(items.sum()) - np.repeat(np.cumsum(items) - items, items)
     frame = pd.DataFrame(feature_rows(records), columns=names) if names else pd.DataFrame()
-    frame = frame.assign(
+    return frame.assign(
         score=pc.list_flatten(records["scores"]).to_numpy(),
         source=pc.list_flatten(records["sources"]).to_pandas(),
         request=np.repeat(np.arange(len(records)), items),
     )[place < most]
-    return frame[frame[HISTORY] > 0] if HISTORY in frame else frame
+
+
+def _alike(*sides: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the answers to shoppers with a history; in a shop of guests, the others."""
+    if not all(HISTORY in side for side in sides):
+        return list(sides)
+    known = [side[side[HISTORY] > 0] for side in sides]
+    if min(side["request"].nunique() for side in known) >= LEAST_UNITS:
+        return known
+    return [side[side[HISTORY] == 0] for side in sides]
 
 
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:

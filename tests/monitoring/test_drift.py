@@ -288,6 +288,20 @@ def test_requests_without_a_user_and_rows_that_were_not_read_are_no_drift(
     assert status(verdict(answers(600, unread=60, baskets=60)), "user_basket_count") == "alarm"
 
 
+def test_prices_drift_in_a_shop_of_guests_alone(records: Records, bundle: Path) -> None:
+    def answers(count: int, times: float = 1.0) -> pa.Table:
+        made = records(count, seed=count)
+        for record in made:
+            record.features[:, 0] = 0
+            record.features[:, 1] *= times
+        return records_to_table(made, ("user_basket_count", "item_price"))
+
+    shop = bundle_categories(bundle), Embeddings.of(bundle)
+    same, dearer = (judge(compare(log_tables(answers(600, t), answers(900), *shop))) for t in (1.0, 3.0))
+    assert same.status == "ok"
+    assert status(dearer, "item_price") == "alarm"
+
+
 @pytest.mark.parametrize("sizes", [(300, 0, 500), (1,) * 800])
 def test_a_sample_is_of_all_parts_of_a_log(records: Records, sizes: tuple[int, ...]) -> None:
     made, ends = records_to_table(records(800), ("count", "price")), np.cumsum(sizes)

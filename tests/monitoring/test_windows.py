@@ -132,16 +132,20 @@ def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[.
 
 def test_answers_without_a_history_are_left_out_on_both_sides(records: Callable[..., list[Record]]) -> None:
     def answered(every: int) -> pa.Table:
-        made = records(60)
+        made = records(300)
         for number, record in enumerate(made):
             record.features[:, 0] = number % every
         return records_to_table(made, ("user_basket_count", "item_price"))
 
     items, _, requests = log_tables(answered(3), answered(4), {}, embeddings())
-    for frame, left in ((items.current, 40), (items.reference, 45)):
+    for frame, left in ((items.current, 200), (items.reference, 225)):
         assert (frame["user_basket_count"] > 0).all()
         assert frame["request"].nunique() == left
-    assert len(requests.current) == len(requests.reference) == 60
+    assert len(requests.current) == len(requests.reference) == 300
+    guests, *_ = log_tables(answered(1), answered(2), {}, embeddings())
+    for frame, left in ((guests.current, 300), (guests.reference, 150)):
+        assert (frame["user_basket_count"] == 0).all()
+        assert frame["request"].nunique() == left
 
 
 def embeddings(kind: str = "Flat") -> Embeddings:
