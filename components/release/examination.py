@@ -12,6 +12,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,7 @@ SCANNED_ROWS = 10_000
 ASKED = 200  # test baskets whose latency and index recall are measured
 ROWS_A_CALL = 4_096
 LEAST_SPREAD = 1e-6  # standard deviation of the scanned scores
+ENDED_BY_MEMORY = (-signal.SIGABRT, -signal.SIGKILL)  # C++ without memory; the kernel, without memory
 KEPT_ENVIRONMENT = ("PATH", "LANG", "TMPDIR", "PYTHONPATH", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS")
 
 # Measures a challenger (bundle, champion's bundle or None, data set, baskets) for `components.release.gate`.
@@ -102,6 +104,7 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
             f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
             f"{remedy}"
         )
+    short = f"{memory >> 20} MiB of memory were too few to examine the bundle: {remedy}"
     program = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
@@ -110,8 +113,9 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryDirectory() as empty,
     ):
+        code = 0
         try:
-            done = subprocess.run(
+            code = subprocess.run(
                 [*program, str(sample), *paths],
                 env=environment | {"HOME": empty},
                 stdin=subprocess.DEVNULL,
@@ -119,8 +123,8 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
                 stderr=said,
                 timeout=WALL_S,
                 check=False,
-            )
-            ended = f"ended with {done.returncode}"
+            ).returncode
+            ended = f"ended with {code}"
         except subprocess.TimeoutExpired:
             ended = f"took more than {WALL_S:g} s"
         for stream in (result, said):
@@ -128,12 +132,14 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
         try:
             measured = json.loads(result.read(RESULT_BYTES))
         except ValueError:
+            if code in ENDED_BY_MEMORY and memory < MEMORY_BYTES:
+                raise MemoryShort(short) from None
             lines = said.read(RESULT_BYTES).decode(errors="replace").strip().splitlines()
             fault = f"the process that opened it {ended}, allowed {memory >> 20} MiB"
             return {"verdicts": {"readable": f"{fault}: {(lines or ['no message'])[-1][:300]}"}}
     if error := measured.get("error"):
         if error.partition(":")[0].endswith("MemoryError"):  # NumPy's and Arrow's have names of their own
-            raise MemoryShort(f"{memory >> 20} MiB of memory were too few to examine the bundle: {remedy}")
+            raise MemoryShort(short)
         raise ExaminationFailed(f"the examination failed, not the bundle: {error}")
     return dict(measured)
 
@@ -227,7 +233,7 @@ def _judged(verdicts: dict[str, str], name: str) -> Iterator[None]:
         yield
     except Exception as error:  # ONNX Runtime's and Faiss' errors share no base class
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        if isinstance(error.__cause__ or error, MemoryError) and 0 < limit < MEMORY_BYTES:
+        if any(isinstance(one, MemoryError) for one in (error, error.__cause__)) and 0 < limit < MEMORY_BYTES:
             raise MemoryError(str(error)) from error
         is_named = isinstance(error, BundleInvalid)
         verdicts[name] = str(error) if is_named else f"{type(error).__name__}: {str(error)[:300]}"
