@@ -329,7 +329,10 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
     Raises:
         Conflict: another home promoted at the same moment; this home does not remember the line.
     """
-    if registry.history()[-1:] != [line]:  # the lock covers one home; MLflow knows no compare-and-swap
+    last = registry.history()[-1:]
+    if last != [line]:  # the lock covers one home; MLflow knows no compare-and-swap
+        if last and registry.alias(CHAMPION) == line.version:
+            registry.point(CHAMPION, last[0].version)
         raise Conflict(
             f"another home promotes in {registry.model_name} at this moment, and version {line.version} is "
             f"not in its history: see `{command(home, 'history')}`, then promote again"

@@ -442,6 +442,31 @@ def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch:
     assert world.rollback()["version"] == "1"
 
 
+def test_a_home_that_moves_the_alias_after_another_one_gives_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promote_all(1)
+    for name, quality in (("two", 0.17), ("three", 0.18)):
+        world.register(name, quality)
+    bundle_id = world.registry.version("3").bundle_id
+    other = next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
+    point = Registry.point
+
+    def point_late(registry: Registry, alias: str, version: str) -> None:
+        monkeypatch.undo()
+        registry.intend(other)
+        point(registry, alias, "3")
+        registry.complete(other)
+        point(registry, alias, version)
+
+    monkeypatch.setattr(Registry, "point", point_late)
+    with pytest.raises(Conflict, match="version 2 is not in its history"):
+        world.promote("2")
+    assert world.registry.alias("champion") == "3"
+    assert not world.promote("3")["changed"]
+    assert actions(world.registry) == [("promote", "", "1"), ("promote", "1", "3")]
+
+
 def test_a_line_stays_when_another_home_writes_its_intent_before_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
