@@ -17,7 +17,7 @@ from components.release.registry import CHALLENGER, CHAMPION, Registry, Registry
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
 from feature_repo.errors import without_password
-from serving.errors import NoChampion
+from serving.errors import BundleInvalid, NoChampion
 from serving.release.champion import read_champion
 
 
@@ -160,18 +160,13 @@ class ModelCatalogue:
             RegistryRefused: it is another registry than the one that this release began with.
         """
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
-        known = {(version.version, version.bundle_id) for version in registry.versions()}
-        known |= {(line.version, line.bundle_id) for line in registry.history()}  # a version may be deleted
-        if (record.version, record.bundle_id) not in known:
-            raise RegistryRefused(
-                f"{without_password(registry.tracking_uri)} has no version {record.version} with the bundle "
-                f"{record.bundle_id}: give --tracking-uri, the registry that the release began with"
-            )
+        _check_registry(registry, record)
         is_champion = registry.alias(CHAMPION) == record.version
         if not keeps and is_champion and len(registry.history()) > 1:
             self._go_back()
         elif not keeps and record.sealed:
-            self._follow()  # as in `seal`
+            with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort
+                self._follow()  # as in `seal`
         registry.unpoint(CHALLENGER, record.version)
         if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version
@@ -212,3 +207,23 @@ class ModelCatalogue:
 
     def _measured(self, record: Release) -> Path:
         return self._home / "releases" / f"{record.bundle_id}.json"
+
+
+def _check_registry(registry: Registry, record: Release) -> None:
+    """Refuse a registry that never had a release's version; a person may have deleted it.
+
+    Raises:
+        RegistryRefused: it has the number for another bundle, or has not given it yet.
+    """
+    ours = (record.version, record.bundle_id)
+    versions = [(version.version, version.bundle_id) for version in registry.versions()]
+    if ours in versions:
+        return
+    is_deleted = record.version not in dict(versions) and any(
+        int(number) > int(record.version) for number, _ in versions
+    )
+    if not is_deleted and ours not in [(line.version, line.bundle_id) for line in registry.history()]:
+        raise RegistryRefused(
+            f"{without_password(registry.tracking_uri)} has no version {record.version} with the bundle "
+            f"{record.bundle_id}: give --tracking-uri, the registry that the release began with"
+        )
