@@ -107,7 +107,7 @@ def erase_coupons(url: str, user_id: str, until: int, dry_run: bool = False) -> 
         if dry_run:
             return len(gone)
         if not gone:
-            store.remove(())  # free pages may still hold what an earlier attempt deleted
+            store.remove(())  # what an earlier attempt deleted may still be in free pages
             return 0
         found = [fact for fact in gone.values() if fact is not None]
         # A damaged one may come from a clock that was ahead: no fact is accepted from further ahead.

@@ -117,11 +117,15 @@ class SqliteFactStore:
                 return
             connection = self._current(make=True)
             if keys:  # else there may be no table, either
+                connection.execute("PRAGMA user_version = 1")  # until nothing is left in free pages
                 connection.executemany(_DELETE, [(key.encode(errors=_RAW),) for key in keys])
+            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+                return
             connection.execute("VACUUM")
             (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
                 raise OSError("another process reads it, so its old pages cannot be removed: try again")
+            connection.execute("PRAGMA user_version = 0")
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
         """Note until when all facts in these partitions of the topic are stored."""
