@@ -184,9 +184,10 @@ class ItemIndex:
             if self._twin is not None:
                 try:
                     return self._twin[0].search(vectors, k, params=params)
-                except RuntimeError as error:  # the GPU is lost
+                except RuntimeError as error:
                     log.error("the index on the GPU fails, that on the CPU answers from now on: %s", error)
-                    self._twin = None
+                    # Kept: to free the memory of a GPU that fails may end the process.
+                    self._failed, self._twin = self._twin, None
         return self._main.search(vectors, k, params=params)
 
     def _harder(self, given: dict[str, int]) -> dict[str, int]:
