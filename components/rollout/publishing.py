@@ -50,6 +50,8 @@ def publish_bundle(bundle: Path, place: str) -> None:
     except ValueError as error:
         raise PlaceRefused(f"{place}: {error}; expected s3://BUCKET/FOLDER, gs:// or file://") from error
     except OSError as error:  # S3 is asked for the bucket's region
+        if "not found" in str(error):
+            raise PlaceRefused(f"{place}: {error}; make the bucket first") from error
         raise PlaceUnreachable(f"{place} does not answer ({str(error)[:200]})") from error
     manifest = (bundle / MANIFEST).read_bytes()
     signatures = [name for name in SIGNATURE_FILES if (bundle / name).is_file()]
