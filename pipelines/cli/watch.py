@@ -203,7 +203,7 @@ def _kpi_text(earnings: Earnings) -> str:
     type=FiniteRange(0.1, 7_200.0),
     default=3_600.0,
     show_default=True,
-    help="Seconds between two looks; at most two hours, as WatchSilent opens a ticket after three.",
+    help="Seconds between two looks; at most two hours, as WatchSilent opens a ticket after three hours.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
 @click.option("--port", type=PORT, default=9_103, show_default=True, help="Port of /metrics.")
