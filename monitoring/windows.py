@@ -203,8 +203,9 @@ def log_tables(
     ranked = [_ranked(side) for side in (current, reference)]
     # A till that asks for three items has no later places, where scores are lower; an evaluation has ten.
     most = min((_usual_k(side) for side in ranked if len(side)), default=0)
+    answers = _alike(*(_answers(side, most) for side in ranked))
     return [
-        TablePair(*_alike(*(_answers(side, most) for side in ranked)), "request"),
+        TablePair(*answers, "request"),
         TablePair(_basket_items(current, category_of), _basket_items(reference, category_of), "request"),
         TablePair(_requests(current, embeddings), _requests(reference, embeddings), week="week"),
     ]
@@ -280,14 +281,14 @@ def _answers(records: pa.Table, most: int) -> pd.DataFrame:
     )[place < most]
 
 
-def _alike(*sides: pd.DataFrame) -> list[pd.DataFrame]:
+def _alike(current: pd.DataFrame, reference: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the answers to shoppers with a history; in a shop of guests, the others."""
-    if not all(HISTORY in side for side in sides):
-        return list(sides)
-    known = [side[side[HISTORY] > 0] for side in sides]
+    if HISTORY not in current or HISTORY not in reference:
+        return current, reference
+    known = current[current[HISTORY] > 0], reference[reference[HISTORY] > 0]
     if min(side["request"].nunique() for side in known) >= LEAST_UNITS:
         return known
-    return [side[side[HISTORY] == 0] for side in sides]
+    return current[current[HISTORY] == 0], reference[reference[HISTORY] == 0]
 
 
 def _basket_items(records: pa.Table, category_of: Mapping[str, str]) -> pd.DataFrame:

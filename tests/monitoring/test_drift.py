@@ -14,7 +14,6 @@ import pytest
 from feature_repo.events import read_dataset
 from monitoring import drift
 from monitoring.drift import (
-    LEAST_UNITS,
     LOOK_BACK,
     DriftFound,
     bundles_alike,
@@ -26,7 +25,7 @@ from monitoring.drift import (
     raise_alert,
 )
 from monitoring.verdict import DriftVerdict, judge
-from monitoring.windows import Embeddings, TablePair, Window, bundle_categories, log_tables
+from monitoring.windows import LEAST_UNITS, Embeddings, TablePair, Window, bundle_categories, log_tables
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, write_champion
