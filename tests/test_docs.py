@@ -78,8 +78,8 @@ def command_lines() -> list[list[str]]:
     """Every call of `reco` in the shell blocks of all pages and in the Makefile, as words."""
     shell = "\n".join(re.findall(r"```sh\n(.*?)```", PROSE, re.DOTALL)) + "\n" + MAKEFILE
     lines = re.findall(
-        r"^\s*@?(?:[A-Z_]+=\S+ +)?(?:\.venv/bin/|\$\(BIN\)/)?reco +(.*)$",
-        shell.replace("\\\n", " "),
+        r"^\s*@?(?:[A-Z_]+=\S+ +)?(?:\.venv/bin/)?reco +(.*)$",
+        re.sub(r"\$\([^()]*\)", "$", shell.replace("\\\n", " ").replace("$(BIN)/", ".venv/bin/")),
         re.MULTILINE,
     )
     return [re.split(r"#|\|\||&&|[;>]", line)[0].split() for line in lines]

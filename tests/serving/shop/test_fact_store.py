@@ -323,6 +323,7 @@ def test_a_stopped_redis_is_reported_at_the_deadline_of_one_call(
     """That a call ends at its deadline is tested in test_client."""
     url, server = valkey
     store = open_fact_store(url)
+    assert isinstance(store, RedisFactStore)
     store.write([price()])
     server.send_signal(stop)
     if stop == signal.SIGKILL:
@@ -330,7 +331,8 @@ def test_a_stopped_redis_is_reported_at_the_deadline_of_one_call(
     deadlines, ask_now = list[float](), RedisClient.ask_now
 
     def asked(client: RedisClient, deadline: float, *command: str | bytes | int) -> Any:
-        deadlines.append(deadline - time.perf_counter())
+        if client is store._client:  # another test's endpoint may still look at its own store
+            deadlines.append(deadline - time.perf_counter())
         return ask_now(client, deadline, *command)
 
     monkeypatch.setattr(RedisClient, "ask_now", asked)
