@@ -98,13 +98,13 @@ def examine_apart(challenger: Path, champion: Path | None, dataset: Path, sample
         ExaminationFailed: for example, a file of the data set was changed.
     """
     memory = min(MEMORY_BYTES, free_memory())  # with more it might end other processes
-    remedy = "try again when other processes have ended, or raise the limit of the pod"
+    short = (
+        f"{memory >> 20} MiB of memory are too few to examine the bundle, "
+        f"expected {LEAST_MEMORY_BYTES >> 20} or more: "
+        "try again when other processes have ended, or raise the limit of the pod"
+    )
     if memory < LEAST_MEMORY_BYTES:
-        raise MemoryShort(
-            f"{memory >> 20} MiB of memory are free, expected {LEAST_MEMORY_BYTES >> 20} for a bundle: "
-            f"{remedy}"
-        )
-    short = f"{memory >> 20} MiB of memory were too few to examine the bundle: {remedy}"
+        raise MemoryShort(short)
     program = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(memory), str(os.getpid())]
     paths = [str(path) for path in (challenger, dataset, *([champion] if champion else []))]
     environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}

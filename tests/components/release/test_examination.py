@@ -347,7 +347,9 @@ def test_a_machine_without_free_memory_says_nothing_about_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 << 20))
-    with pytest.raises(MemoryShort, match=r"^64 MiB of memory are free, expected 3072 for ") as short:
+    with pytest.raises(
+        MemoryShort, match=r"^64 MiB of memory are too few to examine the bundle, expected 3072 or more: "
+    ) as short:
         examine_apart(tmp_path / "not opened", None, tmp_path, 5)
     assert short.value.exit_code == UNREACHABLE
 
@@ -370,8 +372,22 @@ def test_memory_that_runs_out_says_nothing_about_the_bundle(
 
     monkeypatch.setattr("subprocess.run", run)
     monkeypatch.setattr("components.release.examination.free_memory", lambda: 4 << 30)
-    with pytest.raises(MemoryShort, match=r"^4096 MiB of memory were too few to examine the bundle: "):
+    with pytest.raises(MemoryShort, match=r"^4096 MiB of memory are too few to examine the bundle, "):
         examine_apart(tmp_path / "challenger", None, tmp_path, 5)
+
+
+@pytest.mark.parametrize("code", [-6, -9])
+def test_a_process_that_memory_ended_is_the_bundle_s_fault_only_with_all_of_it(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ aborts without memory, and the kernel kills."""
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=code))
+    monkeypatch.setattr("components.release.examination.free_memory", lambda: 4 << 30)
+    with pytest.raises(MemoryShort, match=r"^4096 MiB of memory are too few"):
+        examine_apart(tmp_path / "challenger", None, tmp_path, 5)
+    monkeypatch.setattr("components.release.examination.free_memory", lambda: 9 << 30)
+    measured = examine_apart(tmp_path / "challenger", None, tmp_path, 5)
+    assert f"ended with {code}, allowed 8192 MiB" in measured["verdicts"]["readable"]
 
 
 @pytest.mark.parametrize("opened", ["challenger", "champion"])

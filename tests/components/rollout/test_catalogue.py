@@ -83,6 +83,11 @@ def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(
         catalogue.undo(elsewhere)
     assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "1").tags
     assert registry.alias("challenger") == "1"
+    register_bundle(evaluated("two", 0.18), uri, "recommender")
+    MlflowClient(uri, uri).delete_model_version("recommender", "1")
+    catalogue.undo(elsewhere)  # a person deleted it, and the registry has given later numbers
+    with pytest.raises(RegistryRefused, match="has no version 3 "):
+        catalogue.undo(replace(elsewhere, version="3"))
 
 
 @pytest.mark.parametrize("stop", ["write_head", "write_champion"])

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,12 +71,14 @@ def test_a_place_that_is_unknown_away_or_cannot_be_written_is_named(
     with pytest.raises(PlaceRefused, match="expected s3://"):
         publish_bundle(bundle, "ftp://somewhere/b1")
 
-    def away(place: str) -> None:
-        raise OSError("When resolving region for bucket 'shop': could not resolve host")
-
-    monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=away))
-    with pytest.raises(PlaceUnreachable, match="s3://shop/b1 does not answer"):
-        publish_bundle(bundle, "s3://shop/b1")
+    for said, error, told in (
+        ("could not resolve host", PlaceUnreachable, "s3://shop/b1 does not answer"),
+        ("bucket not found", PlaceRefused, "make the bucket first"),
+    ):
+        asked = Mock(side_effect=OSError(f"When resolving region for bucket 'shop': {said}"))
+        monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=asked))
+        with pytest.raises(error, match=told):
+            publish_bundle(bundle, "s3://shop/b1")
     monkeypatch.undo()
     (tmp_path / "file").write_text("")
     with pytest.raises(PlaceUnreachable, match="cannot be written"):
