@@ -107,9 +107,8 @@ def parts_of(
     if wanted.programs and not wanted.slots:
         parts += _monitors(wanted.programs, settings, env, url, watch)
     if settings.log:
-        shown = str(settings.prediction_log_dir)
         command = reco("--home", home, "feedback", "--keep-days", KEEP_DAYS)
-        parts.append(Part("feedback", command, env, shown, lambda started: ""))
+        parts.append(Part("feedback", command, env, str(settings.prediction_log_dir), lambda started: ""))
     parts += [watch] if watch else []
     if wanted.replay:
         command = reco("--home", home, "replay-events", "--data", wanted.replay, "--speed", str(wanted.speed))

@@ -15,7 +15,7 @@ import components.release.promote_bundle as promote_module
 from components.home import Conflict
 from components.release.bundle_copies import renew_signatures
 from components.release.gate import GateFailed, compare
-from components.release.history import HistoryBroken, next_line, write_head
+from components.release.history import HistoryBroken, Promotion, next_line, write_head
 from components.release.promote_bundle import NothingToCompare, promote_bundle, rollback, verified_history
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryUnreachable
@@ -417,14 +417,18 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
     assert world.registry.alias("champion") == other
 
 
-def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other home writes its intent over this one's, and moves the alias after it."""
+def line_of_another_home(world: World) -> Promotion:
+    """Register versions 2 and 3 beside champion 1; return the line by which another home promotes 3."""
     world.promote_all(1)
     for name, quality in (("two", 0.17), ("three", 0.18)):
         world.register(name, quality)
     bundle_id = world.registry.version("3").bundle_id
-    other = next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
-    point = Registry.point
+    return next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
+
+
+def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other home writes its intent over this one's, and moves the alias after it."""
+    other, point = line_of_another_home(world), Registry.point
 
     def point_late(registry: Registry, alias: str, version: str) -> None:
         registry.intend(other)
@@ -445,12 +449,7 @@ def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch:
 def test_a_home_that_moves_the_alias_after_another_one_gives_it_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.promote_all(1)
-    for name, quality in (("two", 0.17), ("three", 0.18)):
-        world.register(name, quality)
-    bundle_id = world.registry.version("3").bundle_id
-    other = next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
-    point = Registry.point
+    other, point = line_of_another_home(world), Registry.point
 
     def point_late(registry: Registry, alias: str, version: str) -> None:
         monkeypatch.undo()
