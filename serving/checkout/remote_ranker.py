@@ -76,7 +76,7 @@ class RemoteRanker:
         self._target, _, model = address.removeprefix(TLS).partition("/")
         self._is_encrypted, self._tls = address.startswith(TLS), tls
         self._model = model or "ranker"
-        self._asked = self._model  # the name of the model that was asked last
+        self._asked = self._model  # the name of the model that the last turn wanted
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.breaker = CircuitBreaker("ranker", self._probe, probe_s=probe_s)
@@ -93,6 +93,8 @@ class RemoteRanker:
         assert turn.prepared is not None
         if not len(turn.prepared.dense):
             return np.empty(0, np.float32)
+        bundle_id = turn.recommender.bundle.bundle_id
+        self._asked = self._model.replace(BUNDLE_ID, bundle_id)  # a probe asks for that of the newest turn
         if self.breaker.is_open:
             _calls["refused"].inc()
             raise RankerUnavailable(f"{self._target} failed repeatedly and is not asked until it is ready")
@@ -103,7 +105,7 @@ class RemoteRanker:
         scores: np.ndarray = await self._batcher.ask(
             (dense, categorical),
             rows=len(dense),
-            bundle_id=turn.recommender.bundle.bundle_id,
+            bundle_id=bundle_id,
             priority=turn.call.priority,
             deadline=turn.until,
         )
@@ -120,7 +122,7 @@ class RemoteRanker:
     async def _call(
         self, bundle_id: str, dense: np.ndarray, categorical: np.ndarray, deadline: float
     ) -> np.ndarray:
-        model = self._asked = self._model.replace(BUNDLE_ID, bundle_id)
+        model = self._model.replace(BUNDLE_ID, bundle_id)
         request = write_request(model, dense, categorical)
         timeout_s = max(deadline - time.perf_counter(), 0.0)
         try:

@@ -113,6 +113,7 @@ class Ranker:
     ready: bool = True
     unready: int = 0  # probes that were answered so
     refuses: bool = False
+    only: str = ""  # the one model that it has; "": any
     cut: int = 0  # bytes that are missing at the end of the scores
     _server: Any = None
 
@@ -128,6 +129,8 @@ class Ranker:
         async def infer(request: Any, context: Any) -> Any:
             self.asked += 1
             await asyncio.sleep(self.wait_s)
+            if self.only not in ("", request.model_name):
+                await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
             if self.refuses:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not these rows")
             dense, categorical = request.raw_input_contents
@@ -150,8 +153,9 @@ class Ranker:
 
         async def is_ready(request: Any, context: Any) -> Any:
             await asyncio.sleep(self.wait_s)
-            self.unready += not self.ready
-            return pb.ModelReadyResponse(ready=self.ready)
+            ready = self.ready and self.only in ("", request.name)
+            self.unready += not ready
+            return pb.ModelReadyResponse(ready=ready)
 
         methods = {
             "ModelInfer": grpc.unary_unary_rpc_method_handler(
@@ -334,6 +338,22 @@ async def test_a_hanging_ranker_is_skipped_until_it_answers_again(recommender: R
         assert ranker.breaker.is_open, "its model is not ready"
         elsewhere.ready = True
         await within(lambda: not ranker.breaker.is_open and opened() == 0)
+        assert len(await ranker.rank(turn(recommender))) > 50
+
+
+async def test_after_a_rollback_the_probe_asks_for_the_model_of_the_bundle_that_answers(
+    recommender: Recommender,
+) -> None:
+    before = recommender.bundle.bundle_id
+    promoted = Recommender(replace(recommender.bundle, bundle_id="promoted"), open_store("memory:"))
+    elsewhere = Ranker(recommender, only=f"ranker-{before}")
+    async with ranking(elsewhere, "/ranker-{bundle_id}") as (_, ranker):
+        for _ in range(FAILURES):
+            with pytest.raises(RankerUnavailable, match="NOT_FOUND"):
+                await ranker.rank(turn(promoted))
+        with pytest.raises(RankerUnavailable, match="is not asked until it is ready"):
+            await ranker.rank(turn(recommender))
+        await within(lambda: not ranker.breaker.is_open)
         assert len(await ranker.rank(turn(recommender))) > 50
 
 
