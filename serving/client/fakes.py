@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from .answers import DEFAULT_K, NotAnswered, Recommendations, RecommendedItem
+from .answers import DEFAULT_K, MAX_K, NotAnswered, Recommendations, RecommendedItem
 from .client import BestSellers, RequestOptions, check_call
 
 
@@ -35,9 +35,8 @@ class FakeClient:
             for item in self._items
             if item not in basket
         ]
-        return Recommendations(
-            options.get("request_id") or "fake", tuple(items[: options.get("k", DEFAULT_K)]), "fake"
-        )
+        k = min(options.get("k", DEFAULT_K), MAX_K)
+        return Recommendations(options.get("request_id") or "fake", tuple(items[:k]), "fake")
 
     def close(self) -> None:
         """Do nothing."""

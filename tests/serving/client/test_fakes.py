@@ -11,6 +11,7 @@ def test_the_fake_returns_its_items_and_records_the_calls() -> None:
     assert [item.item_id for item in answer.items] == ["i2"]
     assert not answer.degraded
     assert fake.calls == [{"basket": ["i1"], "user_id": "u", "k": 1}]
+    assert len(FakeClient(list(map(str, range(150)))).recommend([], k=150).items) == 100
     with pytest.raises(NotAnswered):
         FakeClient(failure="deadline_exceeded", strict=True).recommend([])
 
