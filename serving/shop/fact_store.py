@@ -251,8 +251,9 @@ class RedisFactStore:
     def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace."""
         if names := [key.encode(errors=_RAW) for key in keys]:
-            self._ask("HDEL", _FACTS, *names)
+            # `of_user` looks into the hash: what is last there can be found and removed again.
             self._ask("ZREM", _SEQUENCE, *names)
+            self._ask("HDEL", _FACTS, *names)
 
     def beat(self, partitions: Sequence[int], at: float) -> None:
         """Note until when all facts in these partitions of the topic are stored."""
@@ -271,7 +272,8 @@ class RedisFactStore:
         try:
             return self._client.ask_now(time.perf_counter() + TIMEOUT_S, *command)
         except (ReplyError, OSError, ValueError) as error:
-            raise FactsUnavailable(f"fact store in Redis: {type(error).__name__}") from error
+            code = f" {error.code}" if isinstance(error, ReplyError) else ""
+            raise FactsUnavailable(f"fact store in Redis: {type(error).__name__}{code}") from error
 
 
 _FACTS, _SEQUENCE = "{checkout:facts}:ranked", "{checkout:facts}:sequence"

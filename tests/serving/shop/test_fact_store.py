@@ -78,6 +78,25 @@ def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> Non
     assert store.write(for_one[:1]) == 1  # the store looks as if the fact had never existed
 
 
+@pytest.mark.slow
+def test_a_removal_that_is_cut_can_be_made_again(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
+    own = Fact("1", "coupon", "a", "TEA", AT, None, "u1")
+    with closing(RedisFactStore(valkey[0])) as store, redis.Redis.from_url(valkey[0]) as client:
+        store.write([own])
+        ask = store._ask
+
+        def cut(*command: Any) -> Any:
+            ask(*command)
+            raise FactsUnavailable("no answer in time")
+
+        store._ask = cut  # type: ignore[method-assign]
+        with pytest.raises(FactsUnavailable):
+            store.remove([own.key])
+        store._ask = ask  # type: ignore[method-assign]
+        store.remove(store.of_user("u1"))
+        assert client.keys() == []
+
+
 def put(store: FactStore, folder: Path, entries: Mapping[str, bytes], first: float = 1) -> None:
     """Put entries into a store as they are, whether they are facts or not, with numbers from `first` on."""
     numbered = [(key, ranked, first + at) for at, (key, ranked) in enumerate(entries.items())]
@@ -368,7 +387,7 @@ def test_a_redis_that_is_full_is_read_and_its_facts_are_not_complete(
     with redis.Redis.from_url(valkey[0]) as client:
         client.config_set("maxmemory", 1)
     for write in (lambda: store.write([price("b")]), lambda: store.beat([0], before + 1)):
-        with pytest.raises(FactsUnavailable):
+        with pytest.raises(FactsUnavailable, match="fact store in Redis: ReplyError OOM"):
             write()
     assert all_of(store)[0] == [price()]
     assert complete_until(store) == before
