@@ -236,6 +236,21 @@ def test_a_store_that_breaks_between_two_pages_is_not_read(
         assert live.lacks(before.known()) == ["fact store"]
 
 
+def test_a_store_that_fails_for_a_moment_is_read_before_the_first_request(tmp_path: Path) -> None:
+    class Hiccup(Breaking):
+        def changed_since(self, sequence: int) -> tuple[list[Fact], int]:
+            try:
+                return super().changed_since(sequence)
+            finally:
+                self.broken = None
+
+    store = Hiccup(tmp_path / "facts.db")
+    store.write([stock("i1", 0)])
+    store.broken = DOWN
+    with closing(LiveFacts(CATALOGUE, store)) as live:
+        assert (live.state, excluded(live)) == ("ready", [1])
+
+
 def test_an_unexpected_error_does_not_end_the_watch(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     store = Breaking(tmp_path / "facts.db")
     with closing(LiveFacts(CATALOGUE, store)) as live:
