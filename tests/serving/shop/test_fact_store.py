@@ -81,7 +81,8 @@ def test_the_facts_of_one_user_can_be_found_and_removed(store: FactStore) -> Non
 @pytest.mark.slow
 def test_a_removal_that_is_cut_can_be_made_again(valkey: tuple[str, subprocess.Popen[bytes]]) -> None:
     own = Fact("1", "coupon", "a", "TEA", AT, None, "u1")
-    with closing(RedisFactStore(valkey[0])) as store, redis.Redis.from_url(valkey[0]) as client:
+    with closing(open_fact_store(valkey[0])) as store, redis.Redis.from_url(valkey[0]) as client:
+        assert isinstance(store, RedisFactStore)
         store.write([own])
         ask = store._ask
 
@@ -94,7 +95,7 @@ def test_a_removal_that_is_cut_can_be_made_again(valkey: tuple[str, subprocess.P
             store.remove([own.key])
         store._ask = ask  # type: ignore[method-assign]
         store.remove(store.of_user("u1"))
-        assert client.keys() == []
+        assert client.keys() == [], "nothing is left of the shopper"
 
 
 def put(store: FactStore, folder: Path, entries: Mapping[str, bytes], first: float = 1) -> None:
