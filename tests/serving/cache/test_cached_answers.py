@@ -392,7 +392,8 @@ def test_a_cached_list_is_shown_with_current_facts_fresh_or_stale(toy_bundle: Pa
     (before,) = ask_all(recommender, Counting(), NOBODY)
     gone, cheaper = (item.item_id for item in before.items[:2])
     facts.write([Fact("f1", "stock", gone, 0.0, AT - 60), Fact("f2", "price", cheaper, 0.99, AT - 60)])
-    eventually(lambda: len(recommender.facts.excluded(AT, None)) > 0)
+    code = recommender.bundle.statistics.codes([cheaper])
+    eventually(lambda: recommender.facts.price(code, AT, None) == 0.99)  # taken in after the stock
     broken = Counting(RankerUnavailable("gone"))
     fresh = ask_all(recommender, broken, NOBODY)
     expire_all(recommender)
