@@ -30,6 +30,7 @@ from pipelines.bench.load.waiting import NotReached, repeating, wait_for
 from pipelines.drills.system import (
     ESTABLISHED,
     LISTENING,
+    SCRAPE_S,
     System,
     address_of,
     bytes_proto,
@@ -275,7 +276,7 @@ def disk_full(system: System, notes: Notes) -> Iterator[None]:
     written = system.sample(RECORDS, "written")
     with contextlib.suppress(NotReached):  # then the figure is missing, and missed
         notes["written_again_s"] = wait_for(
-            lambda: system.sample(RECORDS, "written") > written, "the log is written again"
+            lambda: system.sample(RECORDS, "written") > written, "the log is written again", look_s=SCRAPE_S
         )
 
 
@@ -302,7 +303,9 @@ def another_champion(number: int) -> Break:
     def another(system: System, notes: Notes) -> Iterator[None]:
         swapped, began = system.sample(UPDATES, "done"), time.monotonic()
         write_champion(system.home, system.champions[number])
-        wait_for(lambda: system.sample(UPDATES, "done") > swapped, "the other bundle answers")
+        wait_for(
+            lambda: system.sample(UPDATES, "done") > swapped, "the other bundle answers", look_s=SCRAPE_S
+        )
         notes.setdefault("swap_s", []).append(time.monotonic() - began)
         yield
 
@@ -321,7 +324,11 @@ def broken_champion(spoil: Callable[[Path], None]) -> Break:
         refused, began = system.sample(UPDATES, "refused"), time.monotonic()
         write_champion(system.home, replace(other, path=f"bundles/{place.name}"))
         try:
-            wait_for(lambda: system.sample(UPDATES, "refused") > refused, "the broken bundle is refused")
+            wait_for(
+                lambda: system.sample(UPDATES, "refused") > refused,
+                "the broken bundle is refused",
+                look_s=SCRAPE_S,
+            )
             notes.setdefault("refused_s", []).append(time.monotonic() - began)
             yield
         finally:
