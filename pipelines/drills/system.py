@@ -177,7 +177,7 @@ def open_testbed(
     """
     asked, raw = two_crowds(requests, effort.questions)
     with contextlib.ExitStack() as stack:
-        # The proxies are threads of this process: no reply must wait 5 ms, the default, for one that computes.
+        # The proxies are threads of this process: a reply must not wait for one that computes.
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_S)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reco-drill-")))

@@ -251,7 +251,7 @@ class RedisFactStore:
     def remove(self, keys: Collection[str]) -> None:
         """Delete facts without a trace."""
         if names := [key.encode(errors=_RAW) for key in keys]:
-            # `of_user` looks into the hash: what is last there can be found and removed again.
+            # First: `of_user` looks into the hash, so a removal that is cut here can be made again.
             self._ask("ZREM", _SEQUENCE, *names)
             self._ask("HDEL", _FACTS, *names)
 

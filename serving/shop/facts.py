@@ -71,7 +71,7 @@ class LiveFacts:
         self._nonempty: set[str] = set()  # sources that have given any fact or rule
         self._elsewhere: set[str] = set()  # kinds with a fact about an item outside the catalogue
         self._closing = threading.Event()
-        for _ in range(SETTLING + 1):  # a fault of a moment must not bring back what is sold out or banned
+        for _ in range(SETTLING + 1):  # a fault of a moment must not bring back sold-out or banned items
             while self._poll(pause_s=0.0):
                 pass
             is_read = store is None or "fact store" not in self._unread
