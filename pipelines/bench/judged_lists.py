@@ -22,6 +22,8 @@ from serving.release.bundle import Bundle, RankingSettings
 from serving.schemas import MAX_K
 from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots, weigh
 
+VALIDATION = pd.Timedelta(weeks=4)  # before the cut: weights and methods are chosen there
+
 
 @dataclass(frozen=True)
 class JudgedLists:
