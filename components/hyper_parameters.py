@@ -207,6 +207,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
+class Usual(int):
+    """A default: the same number, given, stands for itself beside another number of candidates."""
+
+
 @dataclass(frozen=True)
 class BundleParams:
     """Settings of the served path that change the answer.
@@ -214,18 +218,18 @@ class BundleParams:
     Sources whose quotas are not given keep their shares of another number of candidates.
     """
 
-    history: int = Quotas.history  # candidates from the shopper's own purchases
-    together: int = Quotas.together  # candidates often bought with the basket's items
-    week: int = Quotas.week  # candidates that sold best in the last 7 days, counted each night
+    history: int = Usual(Quotas.history)  # candidates from the shopper's own purchases
+    together: int = Usual(Quotas.together)  # candidates often bought with the basket's items
+    week: int = Usual(Quotas.week)  # candidates that sold best in the last 7 days, counted each night
     # Candidates from the two towers' index. The default profile does not ask for them: beside the week's best
     # sellers and enough partners they bring nothing (docs/explanation/retrieval.md). Profiles with a filter
     # ask for 300.
-    tower: int = 0
-    store: int = Quotas.store  # candidates that sell best in the shopper's store
+    tower: int = Usual(0)
+    store: int = Usual(Quotas.store)  # candidates that sell best in the shopper's store
     candidates: Count = Quotas.total  # candidates of all sources that are ranked
     type_penalty: Part = 0.95  # factor of an item's worth for each item of its type above it
-    # On the test weeks these weights changed NDCG@10 by -0.2 % [-0.5, 0.2]. They showed 11 % more of the
-    # catalogue, and 1 % more of the items new to the shopper were found.
+    # On the test weeks these weights changed NDCG@10 by -0.2 % [-0.6, 0.1]. They showed 11 % more of the
+    # catalogue, and 2 % more of the items new to the shopper were found.
     # `reco bench rerank` measures it.
     exposure: AtLeast0 = 0.5  # gain of an item whose manufacturer is new: with 0.5, worth half as much again
     novelty: AtLeast0 = 0.2  # gain of rare items in novel slots: 0.2 is 1.6 times for a tenth of the baskets
@@ -252,7 +256,7 @@ class BundleParams:
         """Return the quotas of `total` candidates: given ones stand, of the others the usual share."""
         usual = Quotas(tower=BundleParams.tower)
         quotas = {name: getattr(self, name) for name in ("history", "together", "week", "tower", "store")}
-        given = {name: quota for name, quota in quotas.items() if quota != getattr(usual, name)}
+        given = {name: quota for name, quota in quotas.items() if not isinstance(quota, Usual)}
         return replace(usual.of(total), **given)
 
     def read_profiles(self, search: Mapping[str, int]) -> dict[str, Profile]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DAY_S = 86_400
+from feature_repo.kernels.history import DAY_S as DAY_S
+
 SPAN = 91  # days that the longest sum needs
 QUANTITIES = 4  # baskets, units, units sold at a discount, money paid
 

@@ -87,7 +87,7 @@ class User:
     def last_items(self) -> np.ndarray:
         """The LAST_ITEMS items that the user bought or clicked last, the latest first."""
         acts = self.acts if self.totals.impressions else self.lines
-        return acts.items[last_distinct(acts.item, 200, LAST_ITEMS)]
+        return acts.items[last_distinct(acts.item, LAST_ITEMS)]
 
     def window(self, seconds: float, kind: int = PURCHASE) -> UserEvents:
         """Return the events of one kind in the last `seconds`."""

@@ -22,7 +22,8 @@ from feature_repo.statistics import Statistics
 USER_VIEW, ITEM_VIEW = "user_history", "item_statistics"
 # The packed row, which the endpoint reads; the other columns are for people and for Feast.
 HISTORY = "history"
-# A row whose last event is older is expired: Feast skips it in joins, the endpoint when it reads.
+# A row is expired so long after its own time, which is its last event or the publication: Feast skips it in
+# joins, the endpoint when it reads.
 USER_TTL_DAYS = 730
 HEARTBEAT = "\x00stream"  # its row shows that the stream is alive; no user can have this id
 # The heartbeat's time is that of the consumer that wrote last. Feast's SQLite writer spoils it where clocks

@@ -395,7 +395,9 @@ def type_baskets_28d(days: ItemDays) -> np.ndarray:
 
 def item_share_of_type_28d(days: ItemDays) -> np.ndarray:
     """Share of the item in what its type sold in the last 28 days."""
-    return days.baskets(28) / np.maximum(days.of_type(days.baskets(28)), 1)
+    sold = days.baskets(28)
+    whole = days.of_type(sold)  # 0 for an unknown type, whatever the item sold
+    return np.divide(sold, whole, out=np.zeros(len(sold)), where=whole > 0)
 
 
 def item_discount_3d(days: ItemDays) -> np.ndarray:

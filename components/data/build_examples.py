@@ -1,10 +1,10 @@
 """Purchases and statistics -> training examples, by replaying each user's baskets in time order.
 
 Rolling origin: for each base in (cut - 28, -24, ... -4 weeks) the statistics are fitted on events before the
-base, and the examples are the baskets of the four weeks after it. A user's history is the fold
-of the user's earlier baskets. So no feature sees its own week or its own basket. Candidates and features
-come from the functions that serve. One source is left out here, the two-tower: it is trained on these
-weeks and would return the hidden items from memory.
+base, and the examples are the baskets of the four weeks after it. A user's history is the fold of the user's
+earlier baskets. So no feature of `ITEM` sees its own window, those of `FRESH` end with the night before, and
+none sees its own basket. Candidates and features come from the functions that serve. One source is left out
+here, the two-tower: it is trained on these weeks and would return the hidden items from memory.
 """
 
 from __future__ import annotations

@@ -240,9 +240,7 @@ def _rank_baselines(
     for name, tally in tallies.items():
         scores = BASELINES[name](prepared.query, best, tower)
         scores[prepared.query.basket] = -np.inf
-        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
-        ranked = top[np.argsort(-scores[top], kind="stable")]
-        tally.add(ranked, task.hidden, task.bought_before)
+        tally.add_best(scores, task.hidden, task.bought_before)
 
 
 def prepared_tasks(

@@ -34,6 +34,11 @@ class Tally:
         """Return one of METRICS of each basket, (baskets,)."""
         return np.array(self.rows)[:, METRICS.index(metric)]
 
+    def add_best(self, scores: np.ndarray, bought: np.ndarray, before: np.ndarray) -> None:
+        """Count the list of the items with the best of some scores, one for each code; see `add`."""
+        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
+        self.add(top[np.argsort(-scores[top], kind="stable")], bought, before)
+
     def add(self, ranked: np.ndarray, bought: np.ndarray, before: np.ndarray) -> None:
         """Count one ranked list of item codes, best first.
 

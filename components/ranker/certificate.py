@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from components.data.examples import RankerExamples
+from components.evaluation.metrics import DISCOUNT
 from feature_repo.errors import RecoError
 from feature_repo.schema import DENSE_NAMES
 
@@ -24,7 +25,6 @@ LEAST_LISTS = 100  # a segment of fewer lists with a purchase proves nothing
 LONG_BASKET = 10  # items
 TOP = 10
 DRAWS = 300
-_DISCOUNT = 1 / np.log2(np.arange(2, TOP + 2))
 # Steps that make new weights: their certificate holds that of the exported graph, as `export`.
 EXPORTS = ("distill_ranker", "prune_ranker")
 
@@ -171,7 +171,7 @@ def _per_list(scores: np.ndarray, lists: RankerExamples) -> dict[str, np.ndarray
             continue
         order = np.lexsort((bought, -scores[begin:end]))  # among equal scores, purchases come last
         hits = bought[order]
-        ndcg[i] = _DISCOUNT[: len(hits[:TOP])] @ hits[:TOP] / _DISCOUNT[: min(TOP, wanted)].sum()
+        ndcg[i] = DISCOUNT[: len(hits[:TOP])] @ hits[:TOP] / DISCOUNT[: min(TOP, wanted)].sum()
         places = np.flatnonzero(hits)  # others ranked above each purchase, counted from the places
         above = (places - np.arange(wanted)).sum()
         auc[i] = 1 - above / (wanted * (end - begin - wanted))

@@ -15,13 +15,14 @@ import pandas as pd
 from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
 from components.retriever.extend_index import extend_index
 from feature_repo.events import Dataset, read_dataset
-from feature_repo.item_days import SPAN
+from feature_repo.item_days import DAY_S, SPAN
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import Statistics
 from feature_repo.stream.erasure import Forgotten
 from serving.release.bundle import load_bundle
 
 DAY = pd.Timedelta(days=1)
+WEEKS = np.arange(1, 5)
 CLOSED = 7 * DAY  # the counts may begin in days on which nothing was sold
 
 
@@ -41,7 +42,7 @@ def refresh_counts(
         dataset: the purchases, at least those of the last SPAN days; of a younger shop all.
         refreshed: the directory to write.
         until: the moment of the count. Days begin at the hour of the cut. The counts end with the last day
-            that is over then, and at the latest with the day of the last purchase.
+            that is over then, and at the latest as `days_over` says.
         forgotten: see `extend_index`.
 
     Returns:
@@ -57,7 +58,7 @@ def refresh_counts(
     if len(purchases.at) == 0:
         raise ValueError(f"{dataset} holds no purchase: bring those since the bundle's cut {cut}")
     first, last = (pd.Timestamp(at, unit="s", tz="UTC") for at in purchases.at[[0, -1]])
-    days = min((until - cut) // DAY, (last - cut) // DAY + 1)  # a shop that closes at night has whole days
+    days = days_over(purchases.at, cut, until)
     if days < 1:
         ends = min(until, last).floor("min")
         raise ValueError(f"the purchases end at {ends}, expected a day or more after the bundle's cut {cut}")
@@ -74,6 +75,20 @@ def refresh_counts(
         bundle, retriever, refreshed, new, [], counted=known, until=end, forgotten=forgotten
     )
     return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
+
+
+def days_over(at: np.ndarray, cut: pd.Timestamp, until: pd.Timestamp) -> int:
+    """Return how many days after the cut are over at `until` and in the data, with sales at `at`.
+
+    Data may end long ago, or a delivery may be missing: the day of the last sale is the last one, whole for a
+    shop that closes at night. Days of the week without any sale in the four weeks before follow it: the shop
+    is closed then, and the next morning has to see that nothing was sold.
+    """
+    whole, sold = (until - cut) // DAY, np.unique((at - cut.timestamp()) // DAY_S)
+    days = min(whole, int(sold[-1]) + 1)
+    while days < whole and not np.isin(days - 7 * WEEKS, sold).any():
+        days += 1
+    return days
 
 
 def counted_since(statistics: Statistics, cut: pd.Timestamp, end: pd.Timestamp) -> pd.Timestamp:

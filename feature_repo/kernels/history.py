@@ -179,11 +179,11 @@ def repeated(at: np.ndarray, basket: np.ndarray, item: np.ndarray, kind: np.ndar
 
 
 @compiled
-def last_distinct(item: np.ndarray, lines: int, most: int) -> np.ndarray:
-    """Return up to `most` distinct values of the last `lines` lines, the last first, int64."""
+def last_distinct(item: np.ndarray, most: int) -> np.ndarray:
+    """Return up to `most` distinct values, the last first, int64."""
     found = np.empty(most, np.int64)
     count = 0
-    for line in range(len(item) - 1, max(len(item) - lines, 0) - 1, -1):
+    for line in range(len(item) - 1, -1, -1):
         new = True
         for known in found[:count]:
             new = new and known != item[line]

@@ -166,7 +166,8 @@ def compare_history(
         rows[PairFeature.user_type_decayed_120d, at] = sums[0, 2, at]
         rows[PairFeature.user_type_decayed_15d, at] = sums[0, 0, at]
         rows[PairFeature.user_type_items, at] = sums[0, 3, at]
-        rows[PairFeature.user_type_share, at] = count / max(sums[0, 2, at], 1e-6)
+        whole = sums[0, 2, at]  # 0 for an unknown type, whatever the count is
+        rows[PairFeature.user_type_share, at] = count / max(whole, 1e-6) if whole > 0 else 0.0
         rows[PairFeature.user_category_decayed_120d, at] = sums[1, 2, at]
         rows[PairFeature.user_department_share, at] = sums[2, 2, at] / total
         rows[PairFeature.user_private_ratio, at] = private / total

@@ -22,6 +22,8 @@ from serving.release.bundle import Bundle, RankingSettings
 from serving.schemas import MAX_K
 from serving.stages.reranking import SlotRules, WeighedCandidates, fill_slots, weigh
 
+VALIDATION = pd.Timedelta(weeks=4)  # before the cut: weights and methods are chosen there
+
 
 @dataclass(frozen=True)
 class JudgedLists:
@@ -73,7 +75,7 @@ def read_judged_lists(
     Args:
         bundle: its retrieval and statistics are used, its ranker is not.
         purchases: of the whole data set.
-        scratch: a directory for the arrays that do not fit in memory: some 220 bytes a candidate.
+        scratch: a directory for the arrays that do not fit in memory: some 380 bytes a candidate.
         start: where the weeks of the test baskets begin: mostly the bundle's cut.
         window: how long they are.
 

@@ -27,7 +27,7 @@ from components.evaluation.nightly import TEST_WINDOW
 from components.measurement import machine_state
 from components.ranker.scoring import OnnxRanker
 from feature_repo.events import read_dataset
-from pipelines.bench.judged_lists import JudgedLists, read_judged_lists
+from pipelines.bench.judged_lists import VALIDATION, JudgedLists, read_judged_lists
 from pipelines.bench.report import change, machine_line, metric_title, table, write_report
 from serving.release.bundle import Bundle, load_bundle
 from serving.schemas import DEFAULT_K
@@ -36,7 +36,6 @@ from serving.stages.reranking import UNBOUNDED, of_new_manufacturers
 log = logging.getLogger(__name__)
 
 GOALS = {"coverage": 0.2, "new_manufacturers": 0.3}  # by how much they are to grow
-VALIDATION = pd.Timedelta(weeks=4)  # before the cut
 MOST_LOST = 0.003  # of NDCG@10, at most
 NOVELTIES = (0.2, 0.4, 0.8)
 LOSSES = (0.0025, 0.005, 0.01, 0.02, UNBOUNDED)

@@ -15,9 +15,9 @@ from serving.release.champion import read_champion
 from serving.settings import Settings
 
 if TYPE_CHECKING:
-    from feature_repo.aggregates import UserEvents
     from serving.answer.recommender import Recommender
     from serving.schemas import Request
+    from serving.stores.online_features import UserRow
 
 
 def open_champion(
@@ -68,19 +68,19 @@ def notes_on(recommender: Recommender, line: dict[str, Any]) -> list[str]:
         notes.append(f"user {request.user_id} has no history here: the answer is that of a stranger")
     if request.store_id is not None and request.store_id not in recommender.bundle.statistics.store_row:
         notes.append(f"store {request.store_id} is not in the bundle: best sellers of all stores are used")
-    if "at" not in line and (note := _old_data(request, known.events)):
+    if "at" not in line and (note := _old_data(request, known.row)):
         notes.append(note)
     return notes
 
 
-def _old_data(request: Request, events: UserEvents | None) -> str:
-    """Return a note on the age of the newest data, else of the cut, if an answer of now cannot use them."""
+def _old_data(request: Request, row: UserRow | None) -> str:
+    """Return a note on the age of the row, else of the cut, if an answer of now cannot use it."""
     from feature_repo.aggregates import DAY_S
     from feature_repo.snapshots import USER_TTL_DAYS
 
     whose, newest = "the bundle's", request.at
-    if events is not None and len(events.at):
-        whose, newest = f"{request.user_id}'s", float(events.at.max())
+    if row is not None:
+        whose, newest = f"{request.user_id}'s", row.written_at
     days = (time.time() - newest) / DAY_S
     if days <= USER_TTL_DAYS:
         return ""

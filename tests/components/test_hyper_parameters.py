@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import pytest
@@ -113,6 +113,9 @@ def test_fewer_candidates_leave_each_source_its_share() -> None:
     given = BundleParams(history=10, tower=60, candidates=300)
     assert given.quotas == Quotas(10, 108, 36, 60, 24, 300), "a given quota is taken as it stands"
     assert given.read_profiles({})["premium"].quotas == Quotas(10, 108, 36, 300, 24, 300)
+    as_default = read_params(BundleParams, {"history": 300.0, "candidates": 200})
+    assert as_default.quotas == Quotas(300, 72, 24, 0, 16, 200), "also one that equals its default"
+    assert replace(as_default, candidates=100).quotas == Quotas(300, 36, 12, 0, 8, 100)
     small = BundleParams(profiles={"small": {"quotas": {"total": 100}}}).read_profiles({})["small"]
     assert small.quotas == Quotas(60, 36, 12, 0, 8, 100)
 

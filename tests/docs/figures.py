@@ -295,7 +295,7 @@ def full(found: Any) -> str:
         + "\nAn interval is that of one run: it does not compare the two.\n\n"
         f"The five teachers take {size[0]:.1f} MB, their student {size[1]:.2f} MB and the served file\n"
         f"{size[2]:.2f} MB: {size[0] / size[2]:.0f} x smaller. On the held-out lists the student has\n"
-        f"{ratio:.1%} [{low:.1%}, {high:.1%}] of the teachers' NDCG@10.\n"
+        f"{ratio:.1%} [{low:.1%}, {high:.1%}] of the teachers' NDCG@10; the interval is over lists.\n"
         f"The certificate of the step times both in turns: the student ranks 500 candidates {faster:.0f} x\n"
         "faster than the five. `full.json` has these numbers.\n"
     )

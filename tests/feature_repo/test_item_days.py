@@ -42,6 +42,12 @@ def test_counts_end_with_the_day_before(days: ItemDays) -> None:
     assert t.item_week_trend(days)[:2] == pytest.approx([0, np.log(0.1 / (1 / 28 + 0.1))])
 
 
+def test_an_item_of_unknown_type_has_no_share_of_it(days: ItemDays) -> None:
+    """A share is 0 to 1; an item that joins at night may have no type, and a count would stand there."""
+    untyped = ItemDays(days.sales, DAY, np.array([0, 1, 0]))
+    assert t.item_share_of_type_28d(untyped).tolist() == [0, 1, 0]
+
+
 def test_the_price_of_now(days: ItemDays) -> None:
     usual = 2 / 30  # of 30 units of bread two were cheap: that counts as two units more
     assert t.item_discount_3d(days) == pytest.approx([(2 + 2 * usual) / 5, 0, 0])

@@ -47,3 +47,11 @@ def test_repeated_scans_are_one_line(row_of: MakeRow) -> None:
 def test_the_last_items_are_bought_or_clicked(row_of: MakeRow) -> None:
     views = [(NOW - 20, JAM, IMPRESSION), (NOW - 10, UNKNOWN, CLICK)]
     assert user(row_of([(NOW - 60, [TEA], 1.0, 0.0)], views)).last_items.tolist() == [UNKNOWN, TEA]
+
+
+@pytest.mark.parametrize("views", [[], [(NOW - 20, TEA, IMPRESSION)]], ids=["no view", "an impression"])
+def test_the_last_items_do_not_depend_on_how_often_one_is_scanned(
+    views: list[tuple[float, int, int]], row_of: MakeRow
+) -> None:
+    row = row_of([(NOW - 90, [MILK], 1.0, 0.0), (NOW - 60, [TEA] * 300, 1.0, 0.0)], views)
+    assert user(row).last_items.tolist() == [TEA, MILK]

@@ -73,6 +73,13 @@ def test_the_kind_of_an_item(rows: Rows) -> None:
     assert listed(PairFeature.user_private_ratio, rows) == pytest.approx([tea / (milk + tea)] * 4)
 
 
+def test_an_item_of_unknown_type_has_no_share_of_it(rows: Rows) -> None:
+    categorical = rows.statistics.categorical.copy()
+    categorical[MILK, 0] = 0
+    untyped = replace(rows.query, statistics=replace(rows.statistics, categorical=categorical))
+    assert listed(PairFeature.user_type_share, Rows(untyped, rows.candidates)) == [0, 0, 0, 1]
+
+
 def test_the_price_of_an_item(rows: Rows) -> None:
     spend = t.user_spend_per_line(rows.query.user)
     against = [np.log((price + 0.5) / (spend + 0.5)) for price in (3, 4, 1, 5)]

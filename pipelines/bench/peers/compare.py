@@ -25,7 +25,7 @@ from feature_repo.events import read_dataset
 from feature_repo.statistics import Statistics
 from pipelines.bench.compression import TrainingLine
 from pipelines.bench.funnel import sample
-from pipelines.bench.judged_lists import read_judged_lists
+from pipelines.bench.judged_lists import VALIDATION, read_judged_lists
 from pipelines.bench.peers.rankers import (
     EASE_ITEMS,
     PEERS,
@@ -39,11 +39,9 @@ from pipelines.bench.peers.rankers import (
 )
 from pipelines.bench.report import fixed, machine_line, metric_title, table, with_interval, write_report
 from serving.release.bundle import load_bundle
-from serving.schemas import MAX_K
 
 log = logging.getLogger(__name__)
 
-VALIDATION = pd.Timedelta(weeks=4)
 VALIDATION_TASKS = 1_500
 OWN_WEIGHTS = (0.25, 0.5, 1.0, 2.0)  # of the own purchases, in a mix with them
 COLUMNS = (*METRICS, "repeat_recall_at_20", "new_recall_at_20", "coverage_at_10")
@@ -160,8 +158,7 @@ def _judge(score: Score, tasks: Sequence[Task], statistics: Statistics) -> Tally
         scores = score(asked)
         scores = scores + 1e-9 * max(float(np.abs(scores).max()), 1e-9) * popular  # breaks ties
         scores[asked.visible] = -np.inf
-        top = np.argpartition(-scores, min(MAX_K, len(scores) - 1))[:MAX_K]
-        tally.add(top[np.argsort(-scores[top], kind="stable")], task.hidden, task.bought_before)
+        tally.add_best(scores, task.hidden, task.bought_before)
     return tally
 
 

@@ -21,6 +21,17 @@ def test_one_list_by_hand() -> None:
     assert tally.new == [(0, 1)]
 
 
+def test_the_best_scores_are_listed_in_their_order() -> None:
+    bought, before = np.array([3, 28]), np.array([True, False])
+    tally, expected = Tally.empty(), Tally.empty()
+    tally.add_best(np.where(np.arange(30) == 3, 28.5, np.arange(30.0)), bought, before)
+    expected.add(np.array([29, 3, 28, 27]), bought, before)
+    assert (tally.rows, tally.new, tally.repeat) == (expected.rows, expected.new, expected.repeat)
+    few = Tally.empty()  # fewer items than places
+    few.add_best(np.arange(4.0), bought[:1], before[:1])
+    assert few.rows[0][-1] == 1
+
+
 def test_auc_by_hand() -> None:
     assert auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])) == pytest.approx(0.75)
     assert auc(np.array([0.5, 0.5]), np.array([0, 1])) == 0.5

@@ -1,6 +1,7 @@
 """The toy shop after its cut: the counts end with the last whole day, and an item sold five times joins."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.retriever.refresh_counts import DAY, counted_since, refresh_counts
+from components.retriever.refresh_counts import DAY, counted_since, days_over, refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
+from feature_repo.item_days import DAY_S
 from feature_repo.schema import DENSE_NAMES, FRESH
 from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
@@ -70,6 +72,27 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     night = (toy_line / "retriever", tmp_path / "dataset", tmp_path / "next", midnight + DAY / 9)
     assert refresh_counts(tmp_path / "new", *night)["until"] == midnight.isoformat()
     assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
+
+
+@pytest.mark.parametrize(
+    ("sold", "morning", "over"),
+    [
+        ([day for day in range(-7, 27) if day % 7 != 6], 28, 28),
+        ([day for day in range(-7, 26) if day % 7 < 5], 28, 28),
+        ([day for day in range(-7, 27) if day % 7 != 6], 99, 28),
+        (range(-7, 27), 28, 27),
+        (range(-7, 30), 28, 28),
+        (range(24, 27), 99, 31),
+    ],
+    ids=["closed on Sundays", "on weekends", "the data end", "a delivery is missing", "later sales", "young"],
+)
+def test_a_day_of_the_week_on_which_nothing_is_ever_sold_is_over(
+    sold: Iterable[int], morning: int, over: int
+) -> None:
+    """Day 0 is a Monday; sales are at 20 h."""
+    cut = pd.Timestamp("2024-06-03", tz="UTC")
+    at = np.array([cut.timestamp() + day * DAY_S + 72_000 for day in sold])
+    assert days_over(at, cut, cut + (morning + 0.1) * DAY) == over
 
 
 def test_data_that_do_not_reach_back_are_refused(

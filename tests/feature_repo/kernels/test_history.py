@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from feature_repo.kernels.history import last_distinct, repeated
 
 
-@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 30), st.integers(1, 5))
-def test_the_last_distinct_values(item: list[int], lines: int, most: int) -> None:
-    expected = list(dict.fromkeys(item[::-1][:lines]))[:most]
-    assert last_distinct(np.array(item, np.uint16), lines, most).tolist() == expected
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 5))
+def test_the_last_distinct_values(item: list[int], most: int) -> None:
+    expected = list(dict.fromkeys(item[::-1]))[:most]
+    assert last_distinct(np.array(item, np.uint16), most).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), *[st.integers(0, 2)] * 3), max_size=20))

@@ -102,7 +102,7 @@ def test_an_answer_of_now_says_how_old_the_data_are(shop: Path) -> None:
     done = reco(shop, "recommend", "--user", "u1", "--basket", "1000010")
     assert done.exit_code == 0
     assert "asked for now: u1's newest data are " in done.stderr
-    assert "add --at 2017-11-20T05:00:00Z" in done.stderr
+    assert "add --at 2017-11-27T05:00:00Z" in done.stderr, "the time of the row"
     assert "the bundle's newest data are " in reco(shop, "recommend", "--basket", "1000010").stderr
     assert "asked for now" not in reco(shop, "recommend", "--basket", "1000010", "--at", AT).stderr
 

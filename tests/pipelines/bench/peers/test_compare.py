@@ -10,7 +10,8 @@ from components.data.fit_statistics import fit, read_purchases
 from components.evaluation.protocol import read_tasks
 from feature_repo.statistics import read_statistics, read_vocabulary
 from pipelines.bench.compression import TrainingLine
-from pipelines.bench.peers.compare import VALIDATION, _judge, bench_peers
+from pipelines.bench.judged_lists import VALIDATION
+from pipelines.bench.peers.compare import _judge, bench_peers
 from pipelines.bench.peers.rankers import Peer, fit_item_knn, fit_personal
 
 pytestmark = pytest.mark.slow
