@@ -56,6 +56,17 @@ def test_the_guide_makes_one_folder_of_the_claims_of_releases_and_training(docum
     assert "create-access-point --file-system-id FILE_SYSTEM --posix-user Uid=10001,Gid=10001" in guide
 
 
+def test_golden_requests_have_the_token_of_now(documents: Documents) -> None:
+    """A copy would be an old token after its replacement, and no release and no late rollback would work."""
+    slot = yaml.safe_load((INFRA / "kserve" / "slot" / "inferenceservice.yaml").read_text())
+    [served] = slot["spec"]["predictor"]["containers"]
+    [of_slots] = [one["valueFrom"] for one in served["env"] if one["name"] == "RECO_CALLER_TOKENS"]
+    for job in of_kind(documents, "CronJob"):
+        [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        [source] = [one["valueFrom"] for one in container["env"] if one["name"] == "RECO_CALLER_TOKENS"]
+        assert source["secretKeyRef"] == of_slots["secretKeyRef"] | {"optional": True}
+
+
 def test_a_release_reaches_the_credentials_of_its_role(documents: Documents) -> None:
     assert list(credentials(documents)) == []
     policy = named(documents, "NetworkPolicy", "release-out")
@@ -116,7 +127,8 @@ def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(d
     assert spec["backoffLimit"] > 0
     # The next pod is the same deployer: it waits for no other, and knows its release by this name.
     assert "--deployer $(JOB)-$(JOB_ID)" in " ".join(container["args"])
-    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"][1:]}
+    sources = {one["name"]: one.get("valueFrom", {}) for one in container["env"]}
+    fields = {name: one["fieldRef"]["fieldPath"] for name, one in sources.items() if "fieldRef" in one}
     assert fields == {
         "JOB": "metadata.labels['batch.kubernetes.io/job-name']",
         "JOB_ID": "metadata.labels['batch.kubernetes.io/controller-uid']",
