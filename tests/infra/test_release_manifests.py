@@ -114,6 +114,14 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(doc
     assert allowed_s < role_s
 
 
+@pytest.mark.parametrize("name", ["release", "rollback"])
+def test_a_job_that_a_person_started_is_kept_for_a_week(documents: Documents, name: str) -> None:
+    """It is owned by the CronJob, which by default deletes all failed ones but the last."""
+    spec = named(documents, "CronJob", name)["spec"]
+    assert spec["jobTemplate"]["spec"]["ttlSecondsAfterFinished"] == 7 * 86_400
+    assert min(spec["failedJobsHistoryLimit"], spec["successfulJobsHistoryLimit"]) >= 100
+
+
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(documents: Documents) -> None:
     job = named(documents, "CronJob", "release")
     spec = job["spec"]["jobTemplate"]["spec"]
