@@ -162,7 +162,7 @@ class Settings:
     body_limit_bytes: int = setting(
         262_144,
         "A longer request is refused with 413; over gRPC about 1.6 MiB always fit, in every method",
-        ge=1_024,
+        ge=16_384,  # the golden requests of a start must fit, over V2 and with the longest ids
         le=64 << 20,
     )
     body_timeout_ms: float = setting(

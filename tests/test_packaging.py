@@ -109,6 +109,14 @@ def test_every_pinned_file_is_audited() -> None:
     assert sorted(audited) == sorted(file.name for file in (ROOT / "requirements").iterdir())
 
 
+def test_ci_gives_the_tests_more_time_than_they_take() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    [longest] = re.findall(
+        r"make test .*: \d+ to (\d+) minutes", (ROOT / "README.md").read_text(encoding="utf-8")
+    )
+    assert workflow["jobs"]["test"]["timeout-minutes"] > int(longest)
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_no_bench_no_drill_and_no_client(tmp_path: Path) -> None:
     source = tmp_path / "source"

@@ -402,8 +402,8 @@ ELSEWHERE = (
         note="go with the topics' retention; they count no more",
     ),
     Place(
-        "what --data names, other registries",
-        "source files, registered copies",
+        "what --data names, other registries, a cluster's bucket of bundles",
+        "source files, registered copies, published bundles",
         state=REMAINS,
         note="not this home's: delete them there; ingest_events leaves the user out",
     ),

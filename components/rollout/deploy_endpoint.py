@@ -23,7 +23,7 @@ from components.rollout.cluster import IN_POD, Cluster, ClusterUnreachable, Stal
 from feature_repo.errors import RecoError
 from feature_repo.events import read_dataset
 from feature_repo.ids import is_name
-from feature_repo.stream.erasure import Forgotten
+from feature_repo.stream.erasure import Forgotten, stamp
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +77,16 @@ def deploy_endpoint(
     if not is_name(target.bundle_id):  # the registry is not ours alone, and this becomes a folder
         raise ReleaseFailed(f"version {target.version} has the bundle id {target.bundle_id!r:.100}, no name")
     place = Path(home) / "datasets" / target.bundle_id
-    if not place.exists():
-        part = place.with_name(f".{place.name}.part")
+    part = place.with_name(f".{place.name}.part")
+    while not place.exists():
+        seen = stamp(Path(home))
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(dataset, part)
         if forgotten := Forgotten.load(Path(home)):
             data = read_dataset(part)  # written again without its refused rows: they may be theirs
             write_without(part, data, of_forgotten(data.events, forgotten))
-        part.rename(place)
+        if stamp(Path(home)) == seen:  # else an erasure was requested meanwhile
+            part.rename(place)
     name = f"{TEMPLATE}-training-{target.version}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
     with connect(cluster) as client:
         api = Cluster(client, NAMESPACE)

@@ -21,12 +21,20 @@ from components.rollout.manifests import (
     service,
 )
 from components.rollout.plan import Observed, Pace, Release
+from feature_repo.errors import UNREACHABLE, RecoError
 from serving.release.golden import TOLERANCE, GoldenRequest, read_golden
 
 ANSWER_S = 5.0  # of a golden request: the slot has just started
 SCRAPE_S = 2.0
 RECOMMENDATIONS = "/v1/recommendations"
 NOT_YET = (429, 502, 503, 504)  # the gateway learns of new pods a moment after they are ready
+NOT_FOR_US = (401, 403)  # of endpoint, gateway or mesh: says nothing of the version
+
+
+class CallerRefused(RecoError):
+    """The golden requests had no valid token: nothing was judged, and the release goes on with one."""
+
+    exit_code = UNREACHABLE
 
 
 class Observer:
@@ -166,6 +174,11 @@ def _named(golden: GoldenRequest) -> str:
 
 
 def _judged(record: Release, golden: GoldenRequest, answer: httpx.Response) -> Observed:
+    if answer.status_code in NOT_FOR_US:
+        raise CallerRefused(
+            f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}: correct the first token of "
+            "RECO_CALLER_TOKENS, on a cluster in the Secret reco-callers"
+        )
     if answer.status_code in NOT_YET:
         return Observed(missing=f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}")
     if answer.status_code != httpx.codes.OK:

@@ -56,6 +56,7 @@ resource "aws_nat_gateway" "main" {
   for_each      = toset(local.nat_zones)
   allocation_id = aws_eip.nat[each.key].id
   subnet_id     = aws_subnet.public[each.key].id
+  depends_on    = [aws_internet_gateway.main] # without a way out of the VPC AWS may refuse it
 }
 
 resource "aws_route_table" "private" {

@@ -1,8 +1,3 @@
-output "kubeconfig" {
-  description = "The command that lets kubectl reach the cluster."
-  value       = "aws eks update-kubeconfig --region ${var.region} --name ${local.name}"
-}
-
 output "buckets" {
   value = { for name, bucket in aws_s3_bucket.main : name => bucket.bucket }
 }

@@ -54,6 +54,7 @@ def crossed(before: Samples, after: Samples, now: float) -> Iterator[tuple[str, 
     in_time = grown("reco_answer_seconds_bucket", lambda labels: labels["le"] == "0.05")
     prompt = grown("reco_loop_lag_seconds_bucket", lambda labels: labels["le"] == "0.02")
     degraded = grown("reco_responses_total", lambda labels: labels["degraded_reason"] not in NO_FAULT)
+    stale = grown("reco_responses_total", lambda labels: labels["degraded_reason"] == "stale_features")
     rejected = grown("reco_rejected_total", lambda labels: labels["reason"] not in OUR_OWN)
     shares = (
         ("CheckoutUnavailable", faults, answers + faults, 0.001, "requests without an answer"),
@@ -62,12 +63,27 @@ def crossed(before: Samples, after: Samples, now: float) -> Iterator[tuple[str, 
         ("CheckoutSaturated", lags - prompt, lags, 0.01, "turns of the event loop more than 20 ms late"),
         ("RequestsRejected", rejected, answers + grown("reco_rejected_total"), 0.05, "rejected requests"),
     )
+    late = _stale(after, stale, answers)
+    yield from late
     for alert, bad, of, line, what in shares:
+        if late and alert == "CheckoutDegraded":
+            continue  # FeaturesStale holds it back
         if of and bad / of > line:
             yield alert, f"{bad:,.0f} of {of:,.0f}: {what}"
     if lost := grown("reco_log_records_total", lambda labels: labels["outcome"] == "dropped"):
         yield "LogLoses", f"{lost:,.0f} records dropped"
     yield from _states(after, now)
+
+
+def _stale(samples: Samples, stale: float, answers: float) -> list[tuple[str, str]]:
+    if answers and stale / answers > 0.2:
+        return [("FeaturesStale", f"{stale:,.0f} of {answers:,.0f}: answers from stale features")]
+    # While the store is skipped, no heartbeat is read: the age says nothing of the stream.
+    breakers = samples.get("reco_breaker_open", ())
+    if any(labels["dependency"] == "online_store" and value for labels, value in breakers):
+        return []
+    silent_s = max((value for _, value in samples.get("reco_features_age_seconds", ())), default=0.0)
+    return [("FeaturesStale", f"the stream has been silent for {silent_s:,.0f} s")] if silent_s > 120 else []
 
 
 def _states(samples: Samples, now: float) -> Iterator[tuple[str, str]]:
@@ -77,8 +93,6 @@ def _states(samples: Samples, now: float) -> Iterator[tuple[str, str]]:
         for name, rows in samples.items()
         if name.endswith("_timestamp_seconds") and all(value > 0 for _, value in rows)
     }
-    if (silent_s := values.get("reco_features_age_seconds", 0.0)) > 120:
-        yield "FeaturesStale", f"the stream has been silent for {silent_s:,.0f} s"
     if (old_s := age_s.get("reco_facts_read_timestamp_seconds", 0.0)) > 60:
         yield "FactsStale", f"facts were read {old_s:,.0f} s ago"
     if (behind_s := age_s.get("reco_facts_complete_timestamp_seconds", 0.0)) > 60:

@@ -173,7 +173,8 @@ def repeat_training(cluster: Kubeflow) -> Submitted:
                 break
         else:
             raise NoTraining(
-                f"no training of experiment {cluster.experiment!r} succeeded: start one with `reco submit`"
+                f"no training of experiment {cluster.experiment!r} succeeded: start one with "
+                "`reco submit --release --data DIR`"
             )
         made_by = run.pipeline_version_reference
         arguments = {**run.runtime_config.parameters, CUT: ""}

@@ -130,6 +130,8 @@ class RemoteRanker:
                 f"{_SERVICE}ModelInfer", ModelInferRequest.SerializeToString, ModelInferResponse.FromString
             )
             response = await infer(request, timeout=timeout_s)
+            if response is None:  # gRPC's word for a body that cannot be read
+                raise RankerUnavailable(f"{self._target} gave no ModelInferResponse")
             scores = read_scores(response)
             if scores.shape != (len(dense),):
                 raise RankerUnavailable(f"{self._target} gave {scores.size} scores for {len(dense)} rows")
@@ -211,7 +213,8 @@ class RemoteRanker:
             ask = self._open().unary_unary(
                 f"{_SERVICE}ModelReady", ModelReadyRequest.SerializeToString, ModelReadyResponse.FromString
             )
-            return bool((await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)).ready)
+            answer = await ask(ModelReadyRequest(name=self._asked), timeout=READY_S)
+            return answer is not None and bool(answer.ready)
         except (RankerUnavailable, grpc.aio.AioRpcError):
             return False
 

@@ -56,6 +56,17 @@ def test_the_guide_makes_one_folder_of_the_claims_of_releases_and_training(docum
     assert "create-access-point --file-system-id FILE_SYSTEM --posix-user Uid=10001,Gid=10001" in guide
 
 
+def test_golden_requests_have_the_token_of_now(documents: Documents) -> None:
+    """A copy would be an old token after its replacement, and no release and no late rollback would work."""
+    slot = yaml.safe_load((INFRA / "kserve" / "slot" / "inferenceservice.yaml").read_text())
+    [served] = slot["spec"]["predictor"]["containers"]
+    [of_slots] = [one["valueFrom"] for one in served["env"] if one["name"] == "RECO_CALLER_TOKENS"]
+    for job in of_kind(documents, "CronJob"):
+        [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        [source] = [one["valueFrom"] for one in container["env"] if one["name"] == "RECO_CALLER_TOKENS"]
+        assert source["secretKeyRef"] == of_slots["secretKeyRef"] | {"optional": True}
+
+
 def test_a_release_reaches_the_credentials_of_its_role(documents: Documents) -> None:
     assert list(credentials(documents)) == []
     policy = named(documents, "NetworkPolicy", "release-out")
@@ -103,6 +114,14 @@ def test_a_job_may_take_as_long_as_its_release_and_its_followers_wait_for_it(doc
     assert allowed_s < role_s
 
 
+@pytest.mark.parametrize("name", ["release", "rollback"])
+def test_a_job_that_a_person_started_is_kept_for_a_week(documents: Documents, name: str) -> None:
+    """It is owned by the CronJob, which by default deletes all failed ones but the last."""
+    spec = named(documents, "CronJob", name)["spec"]
+    assert spec["jobTemplate"]["spec"]["ttlSecondsAfterFinished"] == 7 * 86_400
+    assert min(spec["failedJobsHistoryLimit"], spec["successfulJobsHistoryLimit"]) >= 100
+
+
 def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(documents: Documents) -> None:
     job = named(documents, "CronJob", "release")
     spec = job["spec"]["jobTemplate"]["spec"]
@@ -116,7 +135,8 @@ def test_a_refused_version_is_not_released_again_and_a_service_that_is_away_is(d
     assert spec["backoffLimit"] > 0
     # The next pod is the same deployer: it waits for no other, and knows its release by this name.
     assert "--deployer $(JOB)-$(JOB_ID)" in " ".join(container["args"])
-    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"][1:]}
+    sources = {one["name"]: one.get("valueFrom", {}) for one in container["env"]}
+    fields = {name: one["fieldRef"]["fieldPath"] for name, one in sources.items() if "fieldRef" in one}
     assert fields == {
         "JOB": "metadata.labels['batch.kubernetes.io/job-name']",
         "JOB_ID": "metadata.labels['batch.kubernetes.io/controller-uid']",

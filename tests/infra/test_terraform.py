@@ -46,6 +46,13 @@ def test_a_changed_group_of_nodes_is_there_before_the_old_one_goes() -> None:
         assert [line for line in lines if line.startswith("node_group_name_prefix = ")]
 
 
+def test_a_nat_gateway_is_made_after_the_internet_gateway_and_goes_before_it() -> None:
+    """No argument names the internet gateway, so Terraform would make both at the same time."""
+    text = (TERRAFORM / "network.tf").read_text(encoding="utf-8")
+    [gateway] = re.findall(r'resource "aws_nat_gateway" "\w+" {\n(.*?)\n}', text, re.DOTALL)
+    assert re.search(r"depends_on += \[aws_internet_gateway\.main\]", gateway)
+
+
 def test_each_profile_has_a_state_of_its_own_that_is_locked() -> None:
     """With one key for all, an apply of production would replace the small cluster."""
     backend = (TERRAFORM / "main.tf").read_text(encoding="utf-8").split('backend "s3" {')[1].split("}")[0]

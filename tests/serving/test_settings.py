@@ -9,7 +9,7 @@ from serving.settings import SettingInvalid, Settings, configured_home, configur
 def test_each_field_is_read_from_its_variable_and_written_back() -> None:
     given = Settings(
         home=Path("/srv/reco"), host="0.0.0.0", http_port=0, grpc_port=9_000, store_url="redis://cache:6379/0",
-        deadline_ms=20.0, body_limit_bytes=4_096, body_timeout_ms=250.0, drain_s=5.0, grace_s=1.0, log=False,
+        deadline_ms=20.0, body_limit_bytes=16_384, body_timeout_ms=250.0, drain_s=5.0, grace_s=1.0, log=False,
         log_dir=Path("/var/log/reco"), log_segment_s=2.0,
         rules_file=Path("/srv/rules.yaml"),
         store_password="p@ss", ranker_address="ranker:8001/ranker-{bundle_id}", request_log=False,

@@ -238,6 +238,12 @@ def test_a_coupon_whose_clock_is_ahead_goes_too(home: Path) -> None:
     assert Forgotten.load(home).covers(USER, round(ahead * 1e6))
 
 
+def test_bundles_that_a_release_published_are_named_among_what_remains(home: Path) -> None:
+    """Object Lock keeps them, with golden requests and reference answers, and no rule deletes them later."""
+    [place] = [one for one in forget_user(settings_of(home), USER).places if "bucket of bundles" in one.place]
+    assert (place.state, "published bundles" in place.what) == (REMAINS, True)
+
+
 def test_the_copies_of_the_champion_are_the_champion(home: Path) -> None:
     """Its run's artifacts stay while it is champion, and its registered copy is not to be deleted."""
     for copy in (home / RUN / "evaluate-bundle" / "evaluated", home / "mlartifacts" / "1"):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,7 +14,7 @@ from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from components.rollout.deploy_endpoint import LONGEST_S, ReleaseFailed, deploy_endpoint
 from feature_repo.events import read_dataset, write_dataset
-from feature_repo.stream.erasure import forget, microseconds
+from feature_repo.stream.erasure import Forgotten, forget, microseconds
 from feature_repo.toy_shop import toy_dataset
 from pipelines.cli.rollout import release
 from pipelines.live.cluster_api import ApiServer, Objects
@@ -104,6 +105,26 @@ def test_a_shopper_who_was_forgotten_since_the_run_read_the_data_is_not_in_the_c
     assert set(data.events["user_id"]) == set(shop.events["user_id"]) - {"user-000"}
     assert data.manifest["was"] == [sealed["data_hash"]], "the gate finds it by the evaluation's hash"
     assert not (copy / "quarantine.jsonl").read_text()
+
+
+def test_an_erasure_while_the_data_are_copied_holds(
+    step: Step, home: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_be_interrupted(of: Path) -> Forgotten:
+        listed = Forgotten.load(of)
+        if not len(listed):
+            forget(of, "user-000", microseconds(datetime.now(UTC)))
+        return listed
+
+    write_dataset(dataset, toy_dataset())
+    late = SimpleNamespace(load=load_and_be_interrupted)
+    monkeypatch.setattr("components.rollout.deploy_endpoint.Forgotten", late)
+    step.play = lambda wait: step.end("Failed")
+    with pytest.raises(ReleaseFailed, match="ended as Failed"):
+        step()
+    [copy] = (home / "datasets").iterdir()
+    users = set(read_dataset(copy).events["user_id"])
+    assert users == set(toy_dataset().events["user_id"]) - {"user-000"}
 
 
 def test_a_bundle_id_of_the_registry_that_is_no_name_is_refused(

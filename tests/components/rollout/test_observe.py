@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from components.rollout.cluster import Cluster
-from components.rollout.observe import Observer
+from components.rollout.observe import CallerRefused, Observer
 from components.rollout.plan import Observed, Pace
 from tests.components.rollout.toy_cluster import RECORD, ToyCluster
 
@@ -60,7 +60,7 @@ BELOW_FULL = "golden request golden-0: answered on the rung popular"
         (200, {"json": WRONG_SCORE}, "the score of item 9 is 0.6", ""),
         (200, {"text": "<html>"}, "no answer of an endpoint", ""),
         *((200, {"json": other}, "no answer of an endpoint", "") for other in STRANGERS),
-        (403, {}, "status 403", ""),
+        (400, {}, "status 400", ""),
         # These are asked again: below full, and a gateway that does not know the pods yet.
         (200, {"json": WRONG_SCORE | {"rung": "popular"}}, "", BELOW_FULL),
         *((status, {}, "", f"status {status}") for status in (429, 502, 503, 504)),
@@ -78,6 +78,12 @@ def test_a_wrong_golden_answer_is_a_fault_and_a_passing_one_is_asked_again(
     assert (found.done, bool(found.fault), bool(found.missing)) == (False, bool(fault), bool(missing))
     assert fault in found.fault
     assert missing in found.missing
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_caller_is_no_fault_of_the_version(cluster: ToyCluster, status: int) -> None:
+    with pytest.raises(CallerRefused, match=f"status {status} .*RECO_CALLER_TOKENS"):
+        golden(cluster, lambda request: httpx.Response(status))
 
 
 @pytest.mark.parametrize("fault", ["its page did not load", "it was not ready"])

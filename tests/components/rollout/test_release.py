@@ -13,8 +13,10 @@ import pytest
 from components.home import Conflict
 from components.rollout.cluster import Cluster, ClusterUnreachable, Stale
 from components.rollout.manifests import BUNDLE_VARIABLE, STOP, source_of, weights
+from components.rollout.observe import CallerRefused
 from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
+from feature_repo.errors import UNREACHABLE
 from tests.chaos.procs import eventually
 from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster, place
 
@@ -283,6 +285,24 @@ def die_at(cluster: ToyCluster, weight: int) -> None:
     cluster.stops = look
     with pytest.raises(Killed):
         cluster.release()
+
+
+def test_a_version_waits_for_a_valid_token_of_the_caller_and_is_not_refused(cluster: ToyCluster) -> None:
+    cluster.refuses_callers = True
+    with pytest.raises(CallerRefused) as refused:
+        cluster.release()
+    assert (refused.value.exit_code, cluster.catalogue.refused) == (UNREACHABLE, [])
+    assert weights(cluster.route())["green"] == 0
+    cluster.refuses_callers = False  # the Job's next pod reads the token of now
+    assert cluster.rollout().resume().state == "done"
+    cluster.refuses_callers = True
+    with pytest.raises(CallerRefused):
+        cluster.rollout().rollback(place)
+    cluster.refuses_callers = False
+    cluster.now += 301.0
+    back = cluster.rollout("guard").guard()
+    assert back is not None
+    assert (back.kind, back.state, cluster.catalogue.champions) == ("rollback", "done", ["1"])
 
 
 def test_a_job_goes_on_with_its_own_version_alone(cluster: ToyCluster) -> None:

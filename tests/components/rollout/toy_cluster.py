@@ -121,6 +121,7 @@ class ToyCluster:
         self.writes, self.kill_after = 0, 0
         self.errors = self.less = self.slow = 0.0
         self.no_metrics: set[str] = set()
+        self.refuses_callers = False  # the gateway's 401
         self.stuck = False  # pods of the canary do not start
         self._played: list[str] = []  # versions of the slots that KServe has seen
         self._looked = ""  # the last write when it looked
@@ -227,6 +228,8 @@ class ToyCluster:
         if request.url.host in HOSTS.values():
             return self._metrics(next(slot for slot, host in HOSTS.items() if host == request.url.host))
         if request.url.host == "gateway":
+            if self.refuses_callers:
+                return httpx.Response(401)
             slot = request.headers["x-reco-slot"]
             bundle = source_of(self.slot(slot)).rpartition("/")[2]
             document = {"bundle_id": bundle, "items": [{"item_id": "9", "score": 0.5}], "rung": "full"}

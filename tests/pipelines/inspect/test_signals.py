@@ -36,6 +36,9 @@ CASES: dict[str, Samples] = {
     "RequestsRejected": {"reco_rejected_total": [({"reason": "caller"}, 100.0)]},
     "LogLoses": {"reco_log_records_total": [({"outcome": "dropped"}, 1.0)]},
     "FeaturesStale": {"reco_features_age_seconds": [({}, 121.0)]},
+    "FeaturesStale: answers": {
+        "reco_responses_total": [({"rung": "full", "degraded_reason": "stale_features"}, 1_000.0)]
+    },
     "FactsStale": {"reco_facts_read_timestamp_seconds": [({}, NOW - 61)]},
     "FactsStale: unwritten": {"reco_facts_complete_timestamp_seconds": [({}, NOW - 61)]},
     "ChampionUnread": {"reco_champion_read_timestamp_seconds": [({}, NOW - 121)]},
@@ -43,6 +46,10 @@ CASES: dict[str, Samples] = {
     "ProcessesDie": {"reco_process_deaths_total": [({}, 3.0)]},
     "RulesBroken": {"reco_rules_broken": [({}, 1.0)]},
     "DependencySkipped": {"reco_breaker_open": [({"dependency": "online_store"}, 1.0)]},
+    "DependencySkipped: no heartbeat is read": {
+        "reco_breaker_open": [({"dependency": "online_store"}, 1.0)],
+        "reco_features_age_seconds": [({}, 9_999.0)],
+    },
 }
 
 
@@ -83,6 +90,9 @@ def test_the_lines_are_those_of_the_alerts() -> None:
     assert "|".join(NO_FAULT) in slo["objectives"][2]["bad"]
     for name, line in (("FactsStale", "> 60"), ("ChampionUnread", "> 120"), ("FeaturesStale", "> 120")):
         assert line in expressions[name]
+    share, age = expressions["FeaturesStale"].split(" or ")
+    assert re.search(r"stale_features.* > 0\.2\s*$", share)
+    assert 'unless max(reco_breaker_open{dependency="online_store"}) == 1' in age
 
 
 def test_a_page_that_cannot_be_read_is_an_error() -> None:

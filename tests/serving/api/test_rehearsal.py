@@ -4,15 +4,17 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
 from serving.answer.recommender import Recommender
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS, Limits, routes
-from serving.api.rehearsal import V2, rehearse
+from serving.api.rehearsal import V2, _tensors, rehearse
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import BundleInvalid
-from serving.settings import Settings
+from serving.schemas import MAX_ID_LENGTH
+from serving.settings import SettingInvalid, Settings
 
 
 def test_each_golden_request_is_sent_over_each_route(recommender: Recommender) -> None:
@@ -46,6 +48,16 @@ def test_each_golden_request_is_sent_over_each_route(recommender: Recommender) -
     assert asked[2][1] == {name: v if isinstance(v, list) else [v] for name, v in request.items()}
     assert not seen
     assert checkout.recommender is recommender
+
+
+def test_no_limit_of_bodies_refuses_the_longest_golden_request() -> None:
+    """The endpoint would not start, and training again would not help."""
+    longest = chr(0x20000) * MAX_ID_LENGTH  # four bytes each
+    request = {"request_id": "golden-17", "basket": [longest] * 13, "at": "2017-12-05T18:30:00Z", "k": 10}
+    inputs = _tensors(request | {"user_id": longest, "store_id": longest})
+    length = len(msgspec.json.encode({"inputs": inputs}))
+    with pytest.raises(SettingInvalid, match="RECO_BODY_LIMIT_BYTES"):
+        Settings.from_env({"RECO_BODY_LIMIT_BYTES": str(length - 1)})
 
 
 @pytest.mark.parametrize(

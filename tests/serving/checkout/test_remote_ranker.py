@@ -115,6 +115,7 @@ class Ranker:
     refuses: bool = False
     only: str = ""  # the one model that it has; "": any
     cut: int = 0  # bytes that are missing at the end of the scores
+    garbled: bool = False  # bodies that are no messages
     _server: Any = None
 
     @property
@@ -157,12 +158,15 @@ class Ranker:
             self.unready += not ready
             return pb.ModelReadyResponse(ready=ready)
 
+        def written(message: Any) -> bytes:
+            return b"\xff" if self.garbled else message.SerializeToString()
+
         methods = {
             "ModelInfer": grpc.unary_unary_rpc_method_handler(
-                infer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+                infer, pb.ModelInferRequest.FromString, written
             ),
             "ModelReady": grpc.unary_unary_rpc_method_handler(
-                is_ready, pb.ModelReadyRequest.FromString, pb.ModelReadyResponse.SerializeToString
+                is_ready, pb.ModelReadyRequest.FromString, written
             ),
         }
         self._server = grpc.aio.server()
@@ -223,6 +227,16 @@ async def test_scores_that_are_not_one_a_row_are_the_ranker_s_fault(
         with pytest.raises(RankerUnavailable, match="failed repeatedly"):
             await ranker.rank(turn(recommender))
         assert elsewhere.asked == FAILURES
+
+
+async def test_a_body_that_is_no_message_is_the_ranker_s_fault(recommender: Recommender) -> None:
+    """gRPC returns None for it, of a call and of a probe."""
+    async with ranking(Ranker(recommender, garbled=True, ready=False)) as (elsewhere, ranker):
+        for _ in range(FAILURES):
+            with pytest.raises(RankerUnavailable, match="gave no ModelInferResponse"):
+                await ranker.rank(turn(recommender))
+        await within(lambda: elsewhere.unready >= 2)
+        assert ranker.breaker.is_open
 
 
 @pytest.mark.parametrize("raw", [True, False])
