@@ -192,6 +192,7 @@ class Supervisor:
         )
 
     def _start(self, one: _Running) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)  # a person may have removed them
         with (self._logs / f"{one.part.name}.log").open("ab") as log:
             # Ctrl-C in a terminal goes to a whole session: we want to be the one who ends the parts.
             one.process = subprocess.Popen(
@@ -247,10 +248,13 @@ def await_end(process: subprocess.Popen[bytes], patience_s: float) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log, which may have grown to gigabytes."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return stream.read(TAIL_BYTES).decode(errors="replace")
+    """Return the end of a log, which may have grown to gigabytes; "" if a person removed it."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return stream.read(TAIL_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def spoken(log: str) -> list[str]:
