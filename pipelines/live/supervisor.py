@@ -7,6 +7,7 @@ time. If the supervisor ends, for whatever reason, all parts end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -236,6 +237,13 @@ class Supervisor:
 def until_parent_ends(command: Sequence[str]) -> list[str]:
     """Return a command whose process is killed when the thread that starts it ends."""
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; the same as `_LAUNCH`, in a process of ours."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def await_end(process: subprocess.Popen[bytes], patience_s: float) -> None:

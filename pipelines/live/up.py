@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 import time
@@ -23,7 +24,7 @@ from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSetti
 from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.live.monitors import Programs, configure, monitor_commands
 from pipelines.live.ports import ANSWER_S, answers, claim_port, free_port
-from pipelines.live.supervisor import Part
+from pipelines.live.supervisor import Part, end_with_parent
 from serving.redis.address import host_port
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
@@ -255,9 +256,11 @@ def fill_store(
 def apart(work: Callable[..., Result], *arguments: object) -> Result:
     """Return the result of work in a process of its own.
 
-    Feast or a data set is large: it shall not stay in the memory of a process that only watches others.
+    Feast or a data set is large: it shall not stay in the memory of a process that only watches others. A
+    worker of a pool would wait for work for ever if we are killed.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    context, parent = get_context("spawn"), (os.getpid(),)
+    with ProcessPoolExecutor(1, context, initializer=end_with_parent, initargs=parent) as pool:
         return pool.submit(work, *arguments).result()
 
 
