@@ -225,8 +225,9 @@ def pages_of(
     for (name, began, mended), begin, end in zip(faults, begins, ends, strict=True):
         own = [notice for notice in notices if begin <= notice.at < end]
         alert, fired = expected.get(name, ""), [one for one in own if one.is_firing]
-        paged = [one.at for one in fired if one.alert == alert and one.severity == "page" and one.at >= began]
-        over = [one.at for one in own if one.alert == alert and not one.is_firing and paged]
+        right = [one for one in own if one.alert == alert and one.severity == "page"]
+        paged = [one.at for one in right if one.is_firing and one.at >= began]
+        over = [one.at for one in right if not one.is_firing and paged]
         rows.append(
             {
                 "fault": name,

@@ -7,6 +7,7 @@ time. If the supervisor ends, for whatever reason, all parts end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -192,6 +193,7 @@ class Supervisor:
         )
 
     def _start(self, one: _Running) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)  # a person may have removed them
         with (self._logs / f"{one.part.name}.log").open("ab") as log:
             # Ctrl-C in a terminal goes to a whole session: we want to be the one who ends the parts.
             one.process = subprocess.Popen(
@@ -237,6 +239,13 @@ def until_parent_ends(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends; the same as `_LAUNCH`, in a process of ours."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def await_end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """Wait for a process that was asked to end; kill it if it does not."""
     try:
@@ -247,10 +256,13 @@ def await_end(process: subprocess.Popen[bytes], patience_s: float) -> None:
 
 
 def tail(log: Path) -> str:
-    """Return the end of a log, which may have grown to gigabytes."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return stream.read(TAIL_BYTES).decode(errors="replace")
+    """Return the end of a log, which may have grown to gigabytes; "" if a person removed it."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return stream.read(TAIL_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def spoken(log: str) -> list[str]:

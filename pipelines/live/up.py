@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 import time
@@ -22,8 +23,8 @@ from feature_repo.errors import USAGE, RecoError
 from feature_repo.stream.kafka import VARIABLES, KafkaSettingInvalid, KafkaSettings, create_topics
 from feature_repo.stream.publication import PublicationDamaged, read_publication
 from pipelines.live.monitors import Programs, configure, monitor_commands
-from pipelines.live.ports import ANSWER_S, answers, claim_port
-from pipelines.live.supervisor import Part
+from pipelines.live.ports import ANSWER_S, answers, claim_port, free_port
+from pipelines.live.supervisor import Part, end_with_parent
 from serving.redis.address import host_port
 from serving.release.champion import Champion
 from serving.settings import Settings, variable
@@ -125,7 +126,7 @@ def _once(name: str, command: list[str], env: dict[str, str], shown: str) -> Par
 
 
 def _endpoint(settings: Settings, env: dict[str, str], url: str, slots: bool) -> Part:
-    serve = [CLUSTER, str(claim_port(0, ""))] if slots else ["serving.server", "--home", str(settings.home)]
+    serve = [CLUSTER, str(free_port())] if slots else ["serving.server", "--home", str(settings.home)]
     command = [sys.executable, "-P", "-m", *serve]
     grace_s = settings.drain_s + settings.grace_s + 2
     return Part(
@@ -134,7 +135,7 @@ def _endpoint(settings: Settings, env: dict[str, str], url: str, slots: bool) ->
 
 
 def _watch(home: str, env: dict[str, str]) -> Part:
-    port = claim_port(0, "")
+    port = free_port()
     command = reco("--home", home, "watch", "--every", f"{WATCH_S:g}", "--port", str(port))
     page = f"http://127.0.0.1:{port}/metrics"
     return Part("watch", command, env, page, lambda started: answers(page), ready_s=120)
@@ -144,7 +145,7 @@ def _monitors(
     programs: Programs, settings: Settings, env: dict[str, str], endpoint: str, watch: Part | None
 ) -> list[Part]:
     """Return Alertmanager and Prometheus with the shipped rules; pages stay on Alertmanager's own page."""
-    alertmanager, prometheus = (f"127.0.0.1:{claim_port(0, '')}" for _ in range(2))
+    alertmanager, prometheus = (f"127.0.0.1:{free_port()}" for _ in range(2))
     folder = settings.home / "up" / "monitors"
     target = settings.metrics_address or urlsplit(endpoint).netloc
     watched = urlsplit(watch.address).netloc if watch else ""
@@ -255,9 +256,11 @@ def fill_store(
 def apart(work: Callable[..., Result], *arguments: object) -> Result:
     """Return the result of work in a process of its own.
 
-    Feast or a data set is large: it shall not stay in the memory of a process that only watches others.
+    Feast or a data set is large: it shall not stay in the memory of a process that only watches others. A
+    worker of a pool would wait for work for ever if we are killed.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    context, parent = get_context("spawn"), (os.getpid(),)
+    with ProcessPoolExecutor(1, context, initializer=end_with_parent, initargs=parent) as pool:
         return pool.submit(work, *arguments).result()
 
 

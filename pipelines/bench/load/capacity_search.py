@@ -19,7 +19,6 @@ class Probe:
 
     rate: float  # requests per second that were due
     in_time_ratio: float
-    p50_ms: float | None
     p99_ms: float | None
 
     @classmethod
@@ -27,7 +26,7 @@ class Probe:
         """Read it from `Load.summary`; a run too short for a p99 shows its maximum."""
         ms = summary["ms"]
         p99 = ms["max"] if ms["p99"] is None else ms["p99"]
-        return cls(rate, summary["good"] / max(summary["requests"], 1), ms["p50"], p99)
+        return cls(rate, summary["good"] / max(summary["requests"], 1), p99)
 
     @property
     def holds(self) -> bool:

@@ -54,6 +54,17 @@ def test_a_page_counts_from_its_fault_and_its_end_from_the_repair() -> None:
     }
 
 
+def test_the_end_of_a_ticket_is_not_the_end_of_the_page_of_its_alert() -> None:
+    notices = [
+        notice("A", 120.0),
+        notice("A", 130.0, severity="ticket"),
+        notice("A", 200.0, is_firing=False),
+        notice("A", 900.0, is_firing=False, severity="ticket"),
+    ]
+    (row,) = pages_of(notices, [("f", 100.0, 150.0)], {"f": "A"})
+    assert row["resolved_s"] == 50.0
+
+
 def test_a_series_has_the_name_of_its_labels_and_not_of_its_rule() -> None:
     rows = [
         {"metric": {"__name__": "reco:CheckoutSlow:bad5m"}, "values": [[100.0, "0.5"]]},

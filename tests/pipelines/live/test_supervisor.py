@@ -1,6 +1,7 @@
 """The supervisor: order, readiness, restarts with growing pauses, the end; with tiny real processes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,16 @@ def test_a_dead_part_is_reported_and_restarted_with_growing_pauses(tmp_path: Pat
     assert "mortal: hello from mortal" in deaths[0]
     assert group.lines("starts").count("steady") == 1
     assert max(state.restarts for states in group.shown for state in states) >= 2
+
+
+@pytest.mark.slow
+def test_a_part_is_started_again_though_its_log_was_removed(tmp_path: Path) -> None:
+    with Group(tmp_path, part(tmp_path, "mortal")) as group:
+        eventually(lambda: "all parts are ready" in group.said)
+        shutil.rmtree(tmp_path / "logs")
+        os.kill(int((tmp_path / "mortal").read_text()), signal.SIGUSR1)
+        eventually(lambda: group.lines("starts") == ["mortal"] * 2)
+    assert "hello from mortal" in (tmp_path / "logs" / "mortal.log").read_text()
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """`reco up`: its parts, their settings and checks; with a real store and a real broker."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 import yaml
@@ -347,3 +350,22 @@ def test_the_running_addresses_are_published_until_the_end(
     assert store.startswith("redis://127.0.0.1:")
     assert named == ["redis://mine:6379/0", "mine:9092"]
     assert not (tmp_path / "up.json").exists()
+
+
+@pytest.mark.slow
+def test_work_apart_ends_with_a_process_that_is_killed() -> None:
+    code = "import time; from pipelines.live.up import apart; apart(time.sleep, 600)"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+
+        def workers() -> list[psutil.Process]:
+            children = psutil.Process(parent.pid).children()
+            return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+
+        eventually(workers)
+        (worker,) = workers()
+        parent.kill()
+    try:
+        worker.wait(60)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()

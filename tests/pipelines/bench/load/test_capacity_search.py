@@ -18,7 +18,7 @@ from pipelines.bench.load.capacity_search import (
 
 def queue(capacity: float, rate: float) -> Probe:
     """Return the probe of a server that is in time up to its capacity and no further."""
-    return Probe(rate, 1.0 if rate <= capacity else 0.5, 1.0, 10.0)
+    return Probe(rate, 1.0 if rate <= capacity else 0.5, 10.0)
 
 
 def search(probe: Callable[[float], Probe], start: float) -> Capacity:
@@ -42,8 +42,8 @@ def test_the_knee_is_found_from_any_starting_rate(capacity: float, start: float)
 
 
 def test_99_of_100_requests_in_time_hold_a_rate() -> None:
-    assert Probe(1.0, 0.99, 1.0, 500.0).holds, "one pause of the machine is within what may be late"
-    assert not Probe(1.0, 0.98, 1.0, 10.0).holds
+    assert Probe(1.0, 0.99, 500.0).holds, "one pause of the machine is within what may be late"
+    assert not Probe(1.0, 0.98, 10.0).holds
 
 
 def test_the_search_ends_for_a_server_that_holds_no_rate_or_any_rate() -> None:
@@ -53,5 +53,5 @@ def test_the_search_ends_for_a_server_that_holds_no_rate_or_any_rate() -> None:
 
 
 def test_refused_late_and_degraded_requests_are_not_in_time() -> None:
-    probe = Probe.of(5.0, {"requests": 10, "good": 6, "ms": {"p50": 2.0, "p99": None, "max": 9.0}})
-    assert probe == Probe(5.0, 0.6, 2.0, 9.0), "a short run shows its maximum"
+    probe = Probe.of(5.0, {"requests": 10, "good": 6, "ms": {"p99": None, "max": 9.0}})
+    assert probe == Probe(5.0, 0.6, 9.0), "a short run shows its maximum"
