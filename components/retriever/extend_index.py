@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +98,7 @@ def extend_index(
         shutil.rmtree(extended)
     shutil.copytree(bundle, extended)
     vocabulary = read_vocabulary(bundle / "statistics")
+    _warn_of_unknown(new, vocabulary)
     after = _with_rows(before, new, vocabulary)
     if counted is not None and until is not None:
         types, end = np.asarray(after.categorical[:, 0]), until.timestamp()
@@ -200,6 +201,28 @@ def cold_vectors(model: TwoTower, categorical: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(vectors, np.float32)
 
 
+def codes_of(names: Iterable[str], vocabulary: Sequence[str]) -> list[int]:
+    """Return the code of each name, 0 where it is unknown; the exact spelling comes before any other case.
+
+    Commands print names in lower case, so an item may come with one of these.
+    """
+    code = {name.casefold(): number for number, name in enumerate(vocabulary)}
+    code |= {name: number for number, name in enumerate(vocabulary)}
+    return [code.get(name, code.get(name.casefold(), 0)) for name in names]
+
+
+def _warn_of_unknown(new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> None:
+    """Log the given names that the bundle does not know: its models and rules see the items without them."""
+    unknown = []
+    for level in LEVELS:
+        names = new[level].unique().tolist() if level in new else []
+        codes = codes_of(names, vocabulary[level])
+        unknown += [f"{level} {name}" for name, code in zip(names, codes, strict=True) if name and not code]
+    if unknown:
+        some = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        log.warning("new items lose %d names that the bundle does not know: %s", len(unknown), some)
+
+
 def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) -> None:
     may = ("item_id", *LEVELS, *_OF_ITEMS)
     if "item_id" not in new or set(new) - set(may):
@@ -237,11 +260,7 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
         "neighbours": np.array([NO_ITEM]),
         "interval_days": np.array([usual], np.float32),
     }
-    levels = []
-    for level in LEVELS:
-        code = {name: number for number, name in enumerate(vocabulary[level])}
-        named = new[level] if level in new else [""] * count
-        levels.append([code.get(name, 0) for name in named])
+    levels = [codes_of(new[level] if level in new else [""] * count, vocabulary[level]) for level in LEVELS]
     rows["categorical"] = np.array(levels, np.int32).T
     for name in _OF_ITEMS:
         values = pd.to_numeric(new[name]).fillna(0.0) if name in new else np.zeros(count)

@@ -1,6 +1,7 @@
 """A bundle with a new item finds it, one without an item never shows it, and the models stay as they are."""
 
 import json
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.privacy.erased_files import names_user
-from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
+from components.retriever.extend_index import codes_of, cold_vectors, extend_index, read_new_items
 from components.retriever.train_retriever import load_retriever, write_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
@@ -127,6 +128,25 @@ def test_new_items_are_found_and_removed_ones_are_not(
     assert "item-004" not in shown
     assert "item-004" in {i.item_id for i in Recommender(before, MemoryStore()).recommend(request).items}
     assert "item-004" not in {item.item_id for item in recommender.fallback(request, "test").items}
+
+
+def test_a_name_is_known_in_any_case_and_by_its_exact_spelling_first() -> None:
+    vocabulary = ["", "BEERS/ALES", "Wine", "wine"]
+    assert codes_of(["beers/ales", "Wine", "wine", "WINE", "ale", ""], vocabulary) == [1, 2, 3, 3, 0, 0]
+
+
+@pytest.mark.slow
+def test_names_that_the_bundle_does_not_know_are_logged(
+    toy_line: Path, new: pd.DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new["category"] = new["category"].str.upper()
+    with caplog.at_level(logging.WARNING):
+        extend_index(toy_line / "evaluated", toy_line / "retriever", tmp_path / "extended", new, [])
+    statistics = load_bundle(tmp_path / "extended").statistics
+    codes = statistics.categorical[[2, 80, 81]].tolist()
+    assert codes == [codes[0], codes[0], [0, 0, 0]]
+    never = "never heard of, category NEVER HEARD OF, department never heard of"
+    assert caplog.messages == [f"new items lose 3 names that the bundle does not know: type {never}"]
 
 
 @pytest.mark.slow
