@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 ALIKE = 0.01  # two processors differ by less in a vector, two trainings by more
 _LARGEST = float(np.finfo(np.float32).max)
+NAMES = (*LEVELS, "manufacturer")  # the names of an item; no model reads its manufacturer
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 # The tables without a row for each item: new items do not change them.
 _NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")
@@ -72,7 +73,7 @@ def extend_index(
         retriever: the checkpoint that it was made from.
         extended: the directory to write.
         new: one row for each new item: `item_id`, and as far as they are known `type`, `category`,
-            `department`, `price` and `is_private` (1 for the shop's own brand).
+            `department`, `manufacturer`, `price` and `is_private` (1 for the shop's own brand).
         removed: ids of items that are not sold any more.
         counted: purchases for the day-fresh features; None: these stay as they are.
         until: the end of the last day that counts.
@@ -162,7 +163,7 @@ def read_new_items(file: Path) -> pd.DataFrame:
         ValueError: it is no such file.
     """
     try:
-        names = {name: str for name in ("item_id", *LEVELS)}
+        names = {name: str for name in ("item_id", *NAMES)}
         empty = {name: [""] for name in _OF_ITEMS}
         items = pd.read_csv(file, dtype=names, keep_default_na=False, na_values=empty)
     except (ValueError, OSError, EOFError, RuntimeError, ImportError, *_OF_ARCHIVES) as error:
@@ -224,7 +225,7 @@ def _warn_of_unknown(new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Non
 
 
 def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) -> None:
-    may = ("item_id", *LEVELS, *_OF_ITEMS)
+    may = ("item_id", *NAMES, *_OF_ITEMS)
     if "item_id" not in new or set(new) - set(may):
         found = ", ".join(map(str, new)) or "no column"
         raise ValueError(
@@ -250,7 +251,7 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
 
 
 def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Statistics:
-    """Return the tables with a row for each new item."""
+    """Return the tables with a row for each new item; manufacturers not yet known join the vocabulary."""
     count = len(new)
     if not count:
         return before
@@ -260,8 +261,12 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
         "neighbours": np.array([NO_ITEM]),
         "interval_days": np.array([usual], np.float32),
     }
-    levels = [codes_of(new[level] if level in new else [""] * count, vocabulary[level]) for level in LEVELS]
-    rows["categorical"] = np.array(levels, np.int32).T
+    names = {name: new[name].tolist() if name in new else [""] * count for name in NAMES}
+    makers = names["manufacturer"], codes_of(names["manufacturer"], vocabulary["manufacturer"])
+    vocabulary["manufacturer"] += dict.fromkeys(m for m, code in zip(*makers, strict=True) if m and not code)
+    codes = {name: np.array(codes_of(names[name], vocabulary[name])) for name in NAMES}
+    rows["categorical"] = np.stack([codes[level] for level in LEVELS], axis=1)
+    rows["manufacturer"] = codes["manufacturer"]
     for name in _OF_ITEMS:
         values = pd.to_numeric(new[name]).fillna(0.0) if name in new else np.zeros(count)
         rows[name] = np.asarray(values, np.float32)

@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
-from components.retriever.extend_index import extend_index
+from components.retriever.extend_index import NAMES, extend_index
 from feature_repo.events import Dataset, read_dataset
 from feature_repo.item_days import DAY_S, SPAN
-from feature_repo.schema import LEVELS
 from feature_repo.statistics import Statistics
 from feature_repo.stream.erasure import Forgotten
 from serving.release.bundle import load_bundle
@@ -105,7 +104,7 @@ def joining_items(purchases: Purchases, data: Dataset, statistics: Statistics) -
     units = np.bincount(purchases.item, purchases.quantity, len(purchases.item_ids))[code]
     paid = np.bincount(purchases.item, purchases.paid, len(purchases.item_ids))[code]
     table = data.items.set_index("item_id").reindex(ids)
-    columns = {level: table[level].fillna("").to_numpy(str) for level in LEVELS if level in table}
+    columns = {name: table[name].fillna("").to_numpy(str) for name in NAMES if name in table}
     if "brand" in table:
         columns["is_private"] = (table["brand"] == "private").to_numpy(np.float32)
     return pd.DataFrame({"item_id": ids, **columns, "price": paid / np.maximum(units, 1)})

@@ -277,7 +277,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     """Add or remove the champion's items, without training.
 
     The result is registered as the challenger. ITEMS.csv has a header: item_id, and as far as known type,
-    category, department, price, is_private.
+    category, department, manufacturer, price, is_private.
     """
     import pandas as pd
 

@@ -46,9 +46,10 @@ def test_a_cold_items_vector_leaves_its_own_embedding_out() -> None:
 
 
 def test_a_file_of_items_keeps_ids_as_text(tmp_path: Path) -> None:
-    (tmp_path / "items.csv").write_text("item_id,type,price\n007,milk,1.5\n008,,\n")
+    (tmp_path / "items.csv").write_text("item_id,type,manufacturer,price\n007,milk,069,1.5\n008,,,\n")
     items = read_new_items(tmp_path / "items.csv")
     assert items["item_id"].tolist() == ["007", "008"]
+    assert items["manufacturer"].tolist() == ["069", ""]
     assert items["type"].tolist() == ["milk", ""]
     assert items["price"].tolist()[0] == 1.5
     (tmp_path / "items.csv").write_text("item_id,type\n007,milk,\n008,beer,\n")
@@ -93,7 +94,12 @@ def new(toy_line: Path) -> pd.DataFrame:
     like = items.loc["item-002"]
     levels = {level: [like[level], "never heard of"] for level in ("type", "category", "department")}
     return pd.DataFrame(
-        {"item_id": ["new-1", "a much longer id than others"], **levels, "price": [2.5, None]}
+        {
+            "item_id": ["new-1", "a much longer id than others"],
+            **levels,
+            "manufacturer": ["MAKER 2", "a new maker"],
+            "price": [2.5, None],
+        }
     )
 
 
@@ -111,6 +117,8 @@ def test_new_items_are_found_and_removed_ones_are_not(
     code = after.statistics.code_of["new-1"]
     assert (code, after.statistics.code_of["a much longer id than others"]) == (80, 81)
     assert after.statistics.price[code] == 2.5
+    makers = [after.vocabulary["manufacturer"][maker] for maker in after.statistics.manufacturer[code:]]
+    assert makers == ["maker 2", "a new maker"], "a ban of a manufacturer holds for new items, too"
     assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)

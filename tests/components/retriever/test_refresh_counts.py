@@ -56,6 +56,8 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     end = cut + 10 * DAY
     assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1}
     assert set(after.statistics.code_of) - set(before.statistics.code_of) == {"fresh"}
+    fresh, like = (after.statistics.code_of[item] for item in ("fresh", "item-000"))
+    assert after.statistics.manufacturer[fresh] == after.statistics.manufacturer[like] > 0
     counted = data.events[(data.events["at"] < end) & (data.events["at"] >= end - 7 * DAY)]
     baskets = counted.groupby("item_id")["basket_id"].nunique()
     expected = baskets.reindex(after.statistics.item_ids).fillna(0).to_numpy()
