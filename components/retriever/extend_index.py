@@ -85,7 +85,7 @@ def extend_index(
     """
     loaded = load_bundle(bundle)
     before = loaded.statistics
-    _check(new, removed, before)
+    _check(new, removed, loaded)
     model = load_retriever(retriever)
     known = before.known_items
     if not (
@@ -224,7 +224,8 @@ def _warn_of_unknown(new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Non
         log.warning("new items lose %d names that the bundle does not know: %s", len(unknown), some)
 
 
-def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) -> None:
+def _check(new: pd.DataFrame, removed: Sequence[str], bundle: Bundle) -> None:
+    statistics = bundle.statistics
     may = ("item_id", *NAMES, *_OF_ITEMS)
     if "item_id" not in new or set(new) - set(may):
         found = ", ".join(map(str, new)) or "no column"
@@ -235,7 +236,10 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
         if not isinstance(item, str) or not is_id(item):
             raise ValueError(f"{item!r} is no item id: expected a short printable text")
         if item in statistics.code_of:
-            raise ValueError(f"item {item} is no new one: the bundle knows it already")
+            found = "is no new one: the bundle knows it already"
+            if statistics.code_of[item] in bundle.removed:
+                found = "was removed from this bundle: the next training, or a rollback, brings it back"
+            raise ValueError(f"item {item} {found}")
     if new["item_id"].duplicated().any():
         raise ValueError(f"item {new.loc[new['item_id'].duplicated(), 'item_id'].iloc[0]} comes twice")
     expect = {"price": "a number from 0, or nothing", "is_private": "1 for an own brand, else 0"}

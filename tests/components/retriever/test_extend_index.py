@@ -163,6 +163,8 @@ def test_an_extended_bundle_can_be_extended_again(toy_line: Path, new: pd.DataFr
     retriever = toy_line / "retriever"
     extend_index(toy_line / "evaluated", retriever, first, new[:1], ["item-004"])
     extend_index(first, retriever, second, new[1:], ["item-006"])
+    with pytest.raises(ValueError, match="item-004 was removed from this bundle: the next training, or"):
+        extend_index(first, retriever, second, pd.DataFrame({"item_id": ["item-004"]}), [])
     extend_index(toy_line / "evaluated", retriever, whole, new, ["item-006", "item-004"])
     files = [read_manifest(place)["files"] for place in (second, whole)]
     assert files[0] == files[1]
