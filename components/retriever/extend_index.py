@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 ALIKE = 0.01  # two processors differ by less in a vector, two trainings by more
 _LARGEST = float(np.finfo(np.float32).max)
+NAMES = (*LEVELS, "manufacturer")  # the names of an item; no model reads its manufacturer
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 # The tables without a row for each item: new items do not change them.
 _NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")
@@ -72,7 +73,7 @@ def extend_index(
         retriever: the checkpoint that it was made from.
         extended: the directory to write.
         new: one row for each new item: `item_id`, and as far as they are known `type`, `category`,
-            `department`, `price` and `is_private` (1 for the shop's own brand).
+            `department`, `manufacturer`, `price` and `is_private` (1 for the shop's own brand).
         removed: ids of items that are not sold any more.
         counted: purchases for the day-fresh features; None: these stay as they are.
         until: the end of the last day that counts.
@@ -84,7 +85,7 @@ def extend_index(
     """
     loaded = load_bundle(bundle)
     before = loaded.statistics
-    _check(new, removed, before)
+    _check(new, removed, loaded)
     model = load_retriever(retriever)
     known = before.known_items
     if not (
@@ -98,6 +99,7 @@ def extend_index(
         shutil.rmtree(extended)
     shutil.copytree(bundle, extended)
     vocabulary = read_vocabulary(bundle / "statistics")
+    _warn_of_unknown(new, vocabulary)
     after = _with_rows(before, new, vocabulary)
     if counted is not None and until is not None:
         types, end = np.asarray(after.categorical[:, 0]), until.timestamp()
@@ -161,7 +163,7 @@ def read_new_items(file: Path) -> pd.DataFrame:
         ValueError: it is no such file.
     """
     try:
-        names = {name: str for name in ("item_id", *LEVELS)}
+        names = {name: str for name in ("item_id", *NAMES)}
         empty = {name: [""] for name in _OF_ITEMS}
         items = pd.read_csv(file, dtype=names, keep_default_na=False, na_values=empty)
     except (ValueError, OSError, EOFError, RuntimeError, ImportError, *_OF_ARCHIVES) as error:
@@ -200,8 +202,31 @@ def cold_vectors(model: TwoTower, categorical: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(vectors, np.float32)
 
 
-def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) -> None:
-    may = ("item_id", *LEVELS, *_OF_ITEMS)
+def codes_of(names: Iterable[str], vocabulary: Sequence[str]) -> list[int]:
+    """Return the code of each name, 0 where it is unknown; the exact spelling comes before any other case.
+
+    Commands print names in lower case, so an item may come with one of these.
+    """
+    code = {name.casefold(): number for number, name in enumerate(vocabulary)}
+    code |= {name: number for number, name in enumerate(vocabulary)}
+    return [code.get(name, code.get(name.casefold(), 0)) for name in names]
+
+
+def _warn_of_unknown(new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> None:
+    """Log the given names that the bundle does not know: its models and rules see the items without them."""
+    unknown = []
+    for level in LEVELS:
+        names = new[level].unique().tolist() if level in new else []
+        codes = codes_of(names, vocabulary[level])
+        unknown += [f"{level} {name}" for name, code in zip(names, codes, strict=True) if name and not code]
+    if unknown:
+        some = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        log.warning("new items lose %d names that the bundle does not know: %s", len(unknown), some)
+
+
+def _check(new: pd.DataFrame, removed: Sequence[str], bundle: Bundle) -> None:
+    statistics = bundle.statistics
+    may = ("item_id", *NAMES, *_OF_ITEMS)
     if "item_id" not in new or set(new) - set(may):
         found = ", ".join(map(str, new)) or "no column"
         raise ValueError(
@@ -211,7 +236,10 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
         if not isinstance(item, str) or not is_id(item):
             raise ValueError(f"{item!r} is no item id: expected a short printable text")
         if item in statistics.code_of:
-            raise ValueError(f"item {item} is no new one: the bundle knows it already")
+            found = "is no new one: the bundle knows it already"
+            if statistics.code_of[item] in bundle.removed:
+                found = "was removed from this bundle: the next training, or a rollback, brings it back"
+            raise ValueError(f"item {item} {found}")
     if new["item_id"].duplicated().any():
         raise ValueError(f"item {new.loc[new['item_id'].duplicated(), 'item_id'].iloc[0]} comes twice")
     expect = {"price": "a number from 0, or nothing", "is_private": "1 for an own brand, else 0"}
@@ -227,7 +255,7 @@ def _check(new: pd.DataFrame, removed: Sequence[str], statistics: Statistics) ->
 
 
 def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list[str]]) -> Statistics:
-    """Return the tables with a row for each new item."""
+    """Return the tables with a row for each new item; manufacturers not yet known join the vocabulary."""
     count = len(new)
     if not count:
         return before
@@ -237,12 +265,12 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
         "neighbours": np.array([NO_ITEM]),
         "interval_days": np.array([usual], np.float32),
     }
-    levels = []
-    for level in LEVELS:
-        code = {name: number for number, name in enumerate(vocabulary[level])}
-        named = new[level] if level in new else [""] * count
-        levels.append([code.get(name, 0) for name in named])
-    rows["categorical"] = np.array(levels, np.int32).T
+    names = {name: new[name].tolist() if name in new else [""] * count for name in NAMES}
+    makers = names["manufacturer"], codes_of(names["manufacturer"], vocabulary["manufacturer"])
+    vocabulary["manufacturer"] += dict.fromkeys(m for m, code in zip(*makers, strict=True) if m and not code)
+    codes = {name: np.array(codes_of(names[name], vocabulary[name])) for name in NAMES}
+    rows["categorical"] = np.stack([codes[level] for level in LEVELS], axis=1)
+    rows["manufacturer"] = codes["manufacturer"]
     for name in _OF_ITEMS:
         values = pd.to_numeric(new[name]).fillna(0.0) if name in new else np.zeros(count)
         rows[name] = np.asarray(values, np.float32)

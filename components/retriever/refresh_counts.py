@@ -2,7 +2,7 @@
 
 This is the nightly job between two trainings. The models stay as they are. The day-fresh features of each
 item are counted again, to the end of the last whole day. An item that was bought MIN_BASKETS times by now
-joins the catalogue, see `extend_index`.
+joins the catalogue, see `extend_index`, unless it waits for a name, see `are_named`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
-from components.retriever.extend_index import extend_index
-from feature_repo.events import Dataset, read_dataset
+from components.retriever.extend_index import NAMES, codes_of, extend_index
+from feature_repo.events import ITEM_COLUMNS, Dataset, read_dataset
 from feature_repo.item_days import DAY_S, SPAN
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import Statistics
@@ -46,7 +46,7 @@ def refresh_counts(
         forgotten: see `extend_index`.
 
     Returns:
-        The id of the bundle, the end of the counts, and how many items have joined.
+        The id of the bundle, the end of the counts, how many items have joined, and how many wait for a name.
 
     Raises:
         ValueError: no whole day lies between the bundle's cut and that moment or the last purchase, or the
@@ -70,11 +70,13 @@ def refresh_counts(
             "pass a data set that reaches back so far"
         )
     known = purchases.before(end)
-    new = joining_items(known, data, loaded.statistics)
+    sold = joining_items(known, data, loaded.statistics)
+    new = sold[are_named(sold, loaded.statistics, loaded.vocabulary)]
     bundle_id = extend_index(
         bundle, retriever, refreshed, new, [], counted=known, until=end, forgotten=forgotten
     )
-    return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new)}
+    waiting = len(sold) - len(new)
+    return {"bundle_id": bundle_id, "until": end.isoformat(), "joined": len(new), "waiting": waiting}
 
 
 def days_over(at: np.ndarray, cut: pd.Timestamp, until: pd.Timestamp) -> int:
@@ -104,8 +106,18 @@ def joining_items(purchases: Purchases, data: Dataset, statistics: Statistics) -
     code = np.searchsorted(purchases.item_ids, ids)
     units = np.bincount(purchases.item, purchases.quantity, len(purchases.item_ids))[code]
     paid = np.bincount(purchases.item, purchases.paid, len(purchases.item_ids))[code]
-    table = data.items.set_index("item_id").reindex(ids)
-    columns = {level: table[level].fillna("").to_numpy(str) for level in LEVELS if level in table}
-    if "brand" in table:
-        columns["is_private"] = (table["brand"] == "private").to_numpy(np.float32)
+    table = data.items.set_index("item_id").reindex(index=ids, columns=list(ITEM_COLUMNS[1:]))
+    table = table.astype(object).fillna("")
+    columns = {name: table[name].to_numpy(str) for name in NAMES}
+    columns["is_private"] = (table["brand"] == "private").to_numpy(np.float32)
     return pd.DataFrame({"item_id": ids, **columns, "price": paid / np.maximum(units, 1)})
+
+
+def are_named(new: pd.DataFrame, statistics: Statistics, vocabulary: dict[str, list[str]]) -> np.ndarray:
+    """Return which new items have a type, category or department that the catalogue knows, (m,) bool.
+
+    No ban of such a name holds for the others. A catalogue without any name has no such bans: all may join.
+    """
+    if not statistics.categorical.any():
+        return np.ones(len(new), bool)
+    return np.any([codes_of(new[level], vocabulary[level]) for level in LEVELS], axis=0)

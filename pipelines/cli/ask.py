@@ -169,10 +169,16 @@ def best_sellers(context: Context, file: Path) -> None:
     answer. Items that facts or rules exclude now, in every store, are left out.
     """
     from pipelines.inspect.ask import open_champion
+    from serving.errors import FactsUnavailable
     from serving.release.best_sellers import write_best_sellers
 
     recommender = open_champion(context.settings())
     now, facts = time.time(), recommender.facts
+    if facts.state != "ready":
+        raise FactsUnavailable(
+            "the facts cannot be read: expected those of now, or sold-out and recalled items would be in "
+            f"{file}; start the fact store, `{command(context.home, 'doctor')}` names its fault"
+        )
     count = write_best_sellers(recommender.bundle, file, facts.hidden(now, None, facts.rules.plan(now, None)))
     context.answer({"file": str(file), "items": count}, f"{count} best sellers written to {file}")
 

@@ -277,7 +277,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     """Add or remove the champion's items, without training.
 
     The result is registered as the challenger. ITEMS.csv has a header: item_id, and as far as known type,
-    category, department, price, is_private.
+    category, department, manufacturer, price, is_private.
     """
     import pandas as pd
 
@@ -330,8 +330,8 @@ def champions_retriever(context: Context) -> Path:
 def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> None:
     """Count the recent sales of all items again.
 
-    This is for each night; nothing is trained. Items that were bought five times by now join. The result is
-    registered as the challenger.
+    This is for each night; nothing is trained. Items that were bought five times by now join, if the
+    champion knows their type, category or department. The result is registered as the challenger.
     """
     import pandas as pd
 
@@ -339,6 +339,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     from components.release.register_bundle import register_bundle
     from components.retriever.refresh_counts import refresh_counts
     from feature_repo.stream.erasure import Forgotten
+    from pipelines.tables import counted
 
     if data:
         check_data(data)
@@ -359,6 +360,11 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "
         f"{done['joined']} joined\nsend it through the gate: {command(context.home, 'promote')}"
     )
+    if done["waiting"]:
+        text += (
+            f"\n{counted(int(done['waiting']), 'more item')} will join with a type, category or department "
+            f"that the champion knows: add it to the table of items in {source}, or train again"
+        )
     context.answer({"version": version, **done}, text)
 
 

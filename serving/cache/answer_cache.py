@@ -28,10 +28,7 @@ from serving.stages.reranking import KEPT, POOL, Ranked
 from serving.stores.online_features import UserRow
 
 HOUR_S = 3_600
-# The list of a request without a user row depends on its key and the bundle alone: computed again, it would
-# be the same. The week only bounds how long a list stays that no request needs.
-SHARED_S = 7 * 24 * HOUR_S
-KNOWN_S = HOUR_S
+KNOWN_S = HOUR_S  # a list without a user row never expires: computed again, it would be the same
 KNOWN_GONE_S = 12 * HOUR_S  # a known user's list, after its time, serves the rung `cached` until then
 # Share by which each list's time is longer or shorter: lists that were computed together, as after a deploy,
 # must not expire together.
@@ -132,9 +129,11 @@ class AnswerCache:
     def put(self, key: AnswerKey, ranked: Ranked) -> None:
         """Store the list of a key; the least recently used ones make room."""
         now = self._clock()
-        lasts_s = (SHARED_S if key.shared else KNOWN_S) * random.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
-        gone_at = math.inf if key.shared else now + KNOWN_GONE_S
-        self._lists[key.digest] = CachedList(ranked, now + lasts_s, gone_at)
+        expires_at, gone_at = math.inf, math.inf
+        if not key.shared:
+            lasts_s = KNOWN_S * random.uniform(1 - JITTER_RATIO, 1 + JITTER_RATIO)
+            expires_at, gone_at = now + lasts_s, now + KNOWN_GONE_S
+        self._lists[key.digest] = CachedList(ranked, expires_at, gone_at)
 
     def in_flight(self, key: AnswerKey) -> asyncio.Task[Ranked] | None:
         """Return the task that computes the list of a key now, if there is one."""

@@ -391,11 +391,14 @@ def best_of(
 def _of_kinds(
     query: Query, codes: np.ndarray, worth: np.ndarray, places: np.ndarray, reserved: np.ndarray
 ) -> list[np.ndarray]:
-    """Return the places of the best candidates beyond some, as many of each kind as slots reserved for it."""
+    """Return the places of the best candidates beyond some, of each kind POOL times as many as its slots.
+
+    The list may be cached, and some of them be sold out or banned by then.
+    """
     bought = query.statistics.find(query.history.items, codes) >= 0
     order = np.argsort(-worth, kind="stable")
     free = np.ones(len(worth), bool)
     free[places] = False
     rest = order[free[order]]
-    slots = [int(np.count_nonzero(reserved == kind)) for kind in (REPEAT, NEW)]
-    return [rest[bought[rest]][: slots[0]], rest[~bought[rest]][: slots[1]]]
+    most = [POOL * int(np.count_nonzero(reserved == kind)) for kind in (REPEAT, NEW)]
+    return [rest[bought[rest]][: most[0]], rest[~bought[rest]][: most[1]]]

@@ -1,6 +1,7 @@
 """A bundle with a new item finds it, one without an item never shows it, and the models stay as they are."""
 
 import json
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from components.data.examples import ContractViolation
 from components.models.two_tower import TwoTower
 from components.privacy.erased_files import names_user
-from components.retriever.extend_index import cold_vectors, extend_index, read_new_items
+from components.retriever.extend_index import codes_of, cold_vectors, extend_index, read_new_items
 from components.retriever.train_retriever import load_retriever, write_retriever
 from feature_repo.queries import Rows
 from feature_repo.schema import model_inputs
@@ -45,9 +46,10 @@ def test_a_cold_items_vector_leaves_its_own_embedding_out() -> None:
 
 
 def test_a_file_of_items_keeps_ids_as_text(tmp_path: Path) -> None:
-    (tmp_path / "items.csv").write_text("item_id,type,price\n007,milk,1.5\n008,,\n")
+    (tmp_path / "items.csv").write_text("item_id,type,manufacturer,price\n007,milk,069,1.5\n008,,,\n")
     items = read_new_items(tmp_path / "items.csv")
     assert items["item_id"].tolist() == ["007", "008"]
+    assert items["manufacturer"].tolist() == ["069", ""]
     assert items["type"].tolist() == ["milk", ""]
     assert items["price"].tolist()[0] == 1.5
     (tmp_path / "items.csv").write_text("item_id,type\n007,milk,\n008,beer,\n")
@@ -92,7 +94,12 @@ def new(toy_line: Path) -> pd.DataFrame:
     like = items.loc["item-002"]
     levels = {level: [like[level], "never heard of"] for level in ("type", "category", "department")}
     return pd.DataFrame(
-        {"item_id": ["new-1", "a much longer id than others"], **levels, "price": [2.5, None]}
+        {
+            "item_id": ["new-1", "a much longer id than others"],
+            **levels,
+            "manufacturer": ["MAKER 2", "a new maker"],
+            "price": [2.5, None],
+        }
     )
 
 
@@ -110,6 +117,8 @@ def test_new_items_are_found_and_removed_ones_are_not(
     code = after.statistics.code_of["new-1"]
     assert (code, after.statistics.code_of["a much longer id than others"]) == (80, 81)
     assert after.statistics.price[code] == 2.5
+    makers = [after.vocabulary["manufacturer"][maker] for maker in after.statistics.manufacturer[code:]]
+    assert makers == ["maker 2", "a new maker"], "a ban of a manufacturer holds for new items, too"
     assert after.statistics.interval_days[code] == np.median(before.statistics.interval_days) > 1
     request = Request(("item-002", "new-1"), AT, k=100)
     prepared = recommender.prepare(request)
@@ -129,12 +138,33 @@ def test_new_items_are_found_and_removed_ones_are_not(
     assert "item-004" not in {item.item_id for item in recommender.fallback(request, "test").items}
 
 
+def test_a_name_is_known_in_any_case_and_by_its_exact_spelling_first() -> None:
+    vocabulary = ["", "BEERS/ALES", "Wine", "wine"]
+    assert codes_of(["beers/ales", "Wine", "wine", "WINE", "ale", ""], vocabulary) == [1, 2, 3, 3, 0, 0]
+
+
+@pytest.mark.slow
+def test_names_that_the_bundle_does_not_know_are_logged(
+    toy_line: Path, new: pd.DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new["category"] = new["category"].str.upper()
+    with caplog.at_level(logging.WARNING):
+        extend_index(toy_line / "evaluated", toy_line / "retriever", tmp_path / "extended", new, [])
+    statistics = load_bundle(tmp_path / "extended").statistics
+    codes = statistics.categorical[[2, 80, 81]].tolist()
+    assert codes == [codes[0], codes[0], [0, 0, 0]]
+    never = "never heard of, category NEVER HEARD OF, department never heard of"
+    assert caplog.messages == [f"new items lose 3 names that the bundle does not know: type {never}"]
+
+
 @pytest.mark.slow
 def test_an_extended_bundle_can_be_extended_again(toy_line: Path, new: pd.DataFrame, tmp_path: Path) -> None:
     first, second, whole = tmp_path / "1", tmp_path / "2", tmp_path / "whole"
     retriever = toy_line / "retriever"
     extend_index(toy_line / "evaluated", retriever, first, new[:1], ["item-004"])
     extend_index(first, retriever, second, new[1:], ["item-006"])
+    with pytest.raises(ValueError, match="item-004 was removed from this bundle: the next training, or"):
+        extend_index(first, retriever, second, pd.DataFrame({"item_id": ["item-004"]}), [])
     extend_index(toy_line / "evaluated", retriever, whole, new, ["item-006", "item-004"])
     files = [read_manifest(place)["files"] for place in (second, whole)]
     assert files[0] == files[1]

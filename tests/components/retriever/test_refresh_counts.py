@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.retriever.refresh_counts import DAY, counted_since, days_over, refresh_counts
+from components.retriever.refresh_counts import DAY, are_named, counted_since, days_over, refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
 from feature_repo.item_days import DAY_S
-from feature_repo.schema import DENSE_NAMES, FRESH
+from feature_repo.schema import DENSE_NAMES, FRESH, LEVELS
 from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
 from serving.release.manifest import read_manifest
@@ -31,14 +31,19 @@ def cut(toy_line: Path) -> pd.Timestamp:
 
 @pytest.fixture
 def data(toy_line: Path, cut: pd.Timestamp) -> Dataset:
-    """Open from 8 to 21. After the cut item-000 is sold under two new names, under the second four times."""
+    """Open from 8 to 21. After the cut some items are sold under new names, and item-000 under two.
+
+    "rare" is sold four times. Of "nameless" nothing is known, and of "unheard" names that are new themselves.
+    """
     data = read_dataset(toy_line / "dataset")
     events = data.events[data.events["at"].dt.hour.between(8, 20)].copy()
-    later = np.flatnonzero((events["at"] >= cut) & (events["item_id"] == "item-000"))
-    events.loc[events.index[later], "item_id"] = "fresh"
-    events.loc[events.index[later[:4]], "item_id"] = "rare"
+    after, names = events["at"] >= cut, {"item-000": "fresh", "item-016": "nameless", "item-022": "unheard"}
+    events.loc[after, "item_id"] = events.loc[after, "item_id"].replace(names)
+    events.loc[events.index[events["item_id"] == "fresh"][:4], "item_id"] = "rare"
     like = data.items[data.items["item_id"] == "item-000"]
-    items = pd.concat([data.items, like.assign(item_id="fresh"), like.assign(item_id="rare")])
+    unheard, nameless = (dict.fromkeys(LEVELS, name) for name in ("new to the shop", ""))
+    new = {"fresh": {}, "rare": {}, "unheard": unheard, "nameless": nameless}
+    items = pd.concat([data.items, *(like.assign(item_id=item, **levels) for item, levels in new.items())])
     return replace(data, events=events, items=items)
 
 
@@ -54,8 +59,10 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     done = refreshed(toy_line, tmp_path / "dataset", tmp_path / "new", cut + 10.3 * DAY)
     before, after = load_bundle(toy_line / "evaluated"), load_bundle(tmp_path / "new")
     end = cut + 10 * DAY
-    assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1}
+    assert done == {"bundle_id": after.bundle_id, "until": end.isoformat(), "joined": 1, "waiting": 2}
     assert set(after.statistics.code_of) - set(before.statistics.code_of) == {"fresh"}
+    fresh, like = (after.statistics.code_of[item] for item in ("fresh", "item-000"))
+    assert after.statistics.manufacturer[fresh] == after.statistics.manufacturer[like] > 0
     counted = data.events[(data.events["at"] < end) & (data.events["at"] >= end - 7 * DAY)]
     baskets = counted.groupby("item_id")["basket_id"].nunique()
     expected = baskets.reindex(after.statistics.item_ids).fillna(0).to_numpy()
@@ -72,6 +79,14 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     night = (toy_line / "retriever", tmp_path / "dataset", tmp_path / "next", midnight + DAY / 9)
     assert refresh_counts(tmp_path / "new", *night)["until"] == midnight.isoformat()
     assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
+
+
+def test_a_shop_without_names_takes_items_without_any(toy_line: Path) -> None:
+    bundle, names = load_bundle(toy_line / "evaluated"), ["", "APPLES"]
+    new = pd.DataFrame({"type": names, "category": "", "department": ""})
+    assert are_named(new, bundle.statistics, bundle.vocabulary).tolist() == [False, True]
+    bare = replace(bundle.statistics, categorical=np.zeros_like(bundle.statistics.categorical))
+    assert are_named(new, bare, bundle.vocabulary).tolist() == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,13 @@ def test_a_trial_shows_the_right_answer_and_is_no_champion(tmp_path: Path) -> No
     assert again.stderr == ""
     assert f"1  {EXPECTED}  rolls" in again.stdout
     assert f"reco --home {tmp_path} run " in again.stdout
+
+
+def test_no_best_sellers_are_written_while_the_facts_cannot_be_read(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recalled item would be shown by each till that cannot reach the endpoint."""
+    monkeypatch.setenv("RECO_STORE_URL", "redis://127.0.0.1:1/0")
+    done = reco(shop, "best-sellers", "-o", str(tmp_path / "best_sellers.json"))
+    assert (done.exit_code, "the facts cannot be read" in done.stderr) == (3, True), done.output
+    assert not list(tmp_path.iterdir())

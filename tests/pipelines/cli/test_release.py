@@ -50,6 +50,26 @@ def test_a_file_without_items_makes_no_version(
     assert (done.exit_code, "items.csv holds no item" in done.output) == (2, True), done.output
 
 
+def test_items_that_wait_for_a_name_are_counted(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = {"bundle_id": "b1", "until": "2024-06-03", "joined": 1, "waiting": 2}
+    steps = {
+        "pipelines.cli.release.champions_retriever": shop,
+        "pipelines.cli.release.existing_registry": "",
+        "components.data.ingest_events.ingest_events": "",
+        "components.retriever.refresh_counts.refresh_counts": done,
+        "components.release.register_bundle.register_bundle": "7",
+    }
+    for step, result in steps.items():
+        monkeypatch.setattr(step, lambda *_, result=result: result)
+    *_, last = reco(shop, "refresh").stdout.splitlines()
+    assert last.startswith(
+        "2 more items will join with a type, category or department that the champion knows"
+    )
+    assert f"the table of items in {shop / 'offline_store'}" in last
+    done["waiting"] = 0
+    assert "more item" not in reco(shop, "refresh").stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from feature_repo.aggregates import no_events
 from feature_repo.queries import Query
-from serving.stages.reranking import KEPT, OBJECTS_BYTES, Ranked, best_of
+from serving.stages.reranking import (
+    KEPT,
+    OBJECTS_BYTES,
+    REPEAT,
+    RESERVED,
+    Ranked,
+    SlotRules,
+    WeighedCandidates,
+    best_of,
+    fill_slots,
+)
 from serving.stages.retrieval import Candidates, build_query
 from tests.serving.conftest import CUT, build_statistics
 from tests.serving.stages.conftest import rerank
@@ -108,6 +118,18 @@ def test_a_pinned_item_is_not_among_the_best_of_few_candidates(query: Query) -> 
     assert 101 not in ranked.codes[: ranked.best]
     assert 101 in ranked.codes
     assert ranked.whole
+
+
+def test_a_reserved_slot_keeps_its_kind_when_the_best_of_it_is_sold_out(query: Query) -> None:
+    codes, scores = np.arange(150), np.linspace(1, 0.1, 150, dtype=np.float32)
+    scores[[5, 50]] = 0.02, 0.01  # the two that the shopper bought
+    reserved = np.array([REPEAT], np.int8)
+    ranked = best_of(query, Candidates(codes, np.full(150, 4, np.int8)), scores, reserved=reserved)
+    left = ranked.without(np.array([5]))
+    assert left.suffices(10)
+    pool = WeighedCandidates(left.worth, np.zeros(len(left.codes), np.int64), bought=left.times > 0)
+    rows, why = fill_slots(pool, SlotRules(reserved=reserved), 10, 1.0)
+    assert (left.codes[rows[0]], why[0]) == (50, RESERVED)
 
 
 @settings(deadline=None)
