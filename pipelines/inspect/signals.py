@@ -55,19 +55,17 @@ def crossed(before: Samples, after: Samples, now: float) -> Iterator[tuple[str, 
     prompt = grown("reco_loop_lag_seconds_bucket", lambda labels: labels["le"] == "0.02")
     degraded = grown("reco_responses_total", lambda labels: labels["degraded_reason"] not in NO_FAULT)
     stale = grown("reco_responses_total", lambda labels: labels["degraded_reason"] == "stale_features")
+    late = _stale(after, stale, answers)  # FeaturesStale holds CheckoutDegraded back
     rejected = grown("reco_rejected_total", lambda labels: labels["reason"] not in OUR_OWN)
     shares = (
         ("CheckoutUnavailable", faults, answers + faults, 0.001, "requests without an answer"),
         ("CheckoutSlow", timed - in_time, timed, 0.01, "answers later than 50 ms"),
-        ("CheckoutDegraded", degraded, answers, 0.05, "degraded answers"),
+        ("CheckoutDegraded", 0.0 if late else degraded, answers, 0.05, "degraded answers"),
         ("CheckoutSaturated", lags - prompt, lags, 0.01, "turns of the event loop more than 20 ms late"),
         ("RequestsRejected", rejected, answers + grown("reco_rejected_total"), 0.05, "rejected requests"),
     )
-    late = _stale(after, stale, answers)
     yield from late
     for alert, bad, of, line, what in shares:
-        if late and alert == "CheckoutDegraded":
-            continue  # FeaturesStale holds it back
         if of and bad / of > line:
             yield alert, f"{bad:,.0f} of {of:,.0f}: {what}"
     if lost := grown("reco_log_records_total", lambda labels: labels["outcome"] == "dropped"):
