@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +29,8 @@ RELEASE_DRILL = "release"
 def _require_instruments(package: str) -> None:
     """Refuse to go on without a package that the wheel leaves out; show progress on stderr.
 
-    SIGTERM ends a command as Ctrl-C does, so that the servers of a bench or a drill end with it.
+    SIGTERM and a terminal that closes end a command as Ctrl-C does, so that the servers of a bench or a drill
+    end with it, and its folders of shoppers' rows. Under `nohup` a terminal may close.
     """
     if importlib.util.find_spec(package) is None:
         raise click.UsageError(
@@ -38,7 +40,16 @@ def _require_instruments(package: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")  # of libraries
     for ours in ("components", "monitoring", "pipelines"):
         logging.getLogger(ours).setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the command once: a terminal may send two signals, and the second would interrupt the end."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 data_option: Callable[[Command], Command] = click.option(

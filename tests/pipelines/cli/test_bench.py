@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib.util
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import psutil
 import pytest
 
 from pipelines.bench.load.waiting import wait_for
+from pipelines.cli.bench import _require_instruments
 from pipelines.live.up import reco as program
 from pipelines.run.runs import new_run
 from tests.pipelines.cli.conftest import reco
@@ -74,6 +77,35 @@ def test_new_items_get_vectors_of_the_champions_own_towers(
     monkeypatch.setattr("pipelines.cli.bench._bundle", lambda context: tmp_path)
     assert reco(tmp_path, "bench", "quality").exit_code == 0
     assert used == [promoted.artifacts("train-retriever") / "checkpoint"]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Restore the handlers of signals after a test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_a_bench_and_a_second_one_does_not_interrupt_its_end(
+    first: signal.Signals,
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    _require_instruments("pipelines.bench")
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(first)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_a_terminal_may_close() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _require_instruments("pipelines.bench")
+    signal.raise_signal(signal.SIGHUP)
 
 
 @pytest.mark.slow
