@@ -92,10 +92,10 @@ def read_earnings(
         raise NothingToJoin("there is no purchase: start `reco stream`, or name a data set with --data")
     until = known_until(purchases["at"])
     sessions = make_sessions(answers, purchases, until, read_costs(settings))
-    asked = asked_at(answers)
+    asked, answered = asked_at(answers), answers["answered_at"].to_pandas()
     # No question is newer than its answer: a till's clock may be ahead.
-    answered = answers["answered_at"].to_pandas()
-    newest = asked.where(asked < answered, answered).max()
+    asked = asked.where(asked < answered, answered)
+    newest = asked.max()
     recent = answers.filter(pa.array(asked > newest - HOUR))
     per_hour = {str(r): float(n) for r, n in recent["rung"].to_pandas().value_counts().items()}
     last = sessions[sessions["at"] > newest - HOUR]

@@ -116,6 +116,19 @@ def test_one_till_with_a_wrong_clock_changes_no_figure(settings: Settings, at: s
     assert found.at_risk.degraded == pytest.approx(usual.at_risk.degraded, rel=0.2)
 
 
+@pytest.mark.slow
+def test_answers_of_the_last_hour_are_not_those_of_a_clock_that_is_ahead(settings: Settings) -> None:
+    write_visits(settings, 5_000)
+    usual = read_earnings(settings, None, 24).at_risk
+    file = settings.prediction_log_dir / "1-000000.parquet"
+    log = pq.read_table(file).to_pandas()
+    ahead = pd.Timedelta(hours=20)
+    log["at"] = log["at"].where(log["at"] < log["at"].max() - ahead, log["at"] + ahead)
+    pq.write_table(pa.Table.from_pandas(log, pq.read_schema(file), preserve_index=False), file)
+    found = read_earnings(settings, None, 24).at_risk
+    assert (found.degraded, found.waiting) == pytest.approx((usual.degraded, usual.waiting), rel=0.2)
+
+
 def test_a_purchase_of_a_till_whose_clock_is_ahead_completes_no_session(settings: Settings) -> None:
     """The last shoppers may still pay."""
     write_visits(settings, 200)
