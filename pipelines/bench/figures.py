@@ -119,11 +119,15 @@ def _end_of(command: Sequence[str]) -> int:
 
 
 def is_measured(home: Path, out: Path, bench: PublishedBench) -> bool:
-    """Return whether a result is there, of this commit, this processor and, if it has any, this bundle."""
+    """Return whether a result is there, of this commit, this processor and, if it has any, this bundle.
+
+    A result with a drill that was broken off is incomplete.
+    """
     file = out / f"{bench.name}.json"
     if not file.is_file():
         return False
     result: dict[str, Any] = json.loads(file.read_bytes())
     bundle_id = read_champion(home).bundle_id
     found = (result["commit"], result["machine"]["cpu"], result.get("bundle_id", bundle_id))
-    return "busy" in result and found == (commit(), processor(), bundle_id)
+    complete = "busy" in result and not result.get("broken_off")
+    return complete and found == (commit(), processor(), bundle_id)

@@ -128,13 +128,14 @@ def alerts_verdict(drills: Mapping[str, Any]) -> str:
 
 def _verdict(result: Mapping[str, Any]) -> str:
     drills = result["drills"]
-    missed = [name for name, drill in drills.items() if not drill["passed"]]
+    missed = [*(name for name, drill in drills.items() if not drill["passed"]), *result["broken_off"]]
+    count = len(drills) + len(result["broken_off"])
     calls = [drill["all"][CLIENT] for drill in drills.values()]
     counts = (sum(call[name] for call in calls) for name in ("requests", "failed", "late", "unlabelled"))
     requests, failed, late, unlabelled = counts
     others = f", not {', '.join(f'`{name}`' for name in missed)}" if missed else ""
     return (
-        f"{len(drills) - len(missed)} of {len(drills)} drills reach every figure{others}; of {requests:,} "
+        f"{count - len(missed)} of {count} drills reach every figure{others}; of {requests:,} "
         f"calls of the client {failed} failed, {late} came too late, and "
         f"{unlabelled} were less than they should be without saying so."
     )

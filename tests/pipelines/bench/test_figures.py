@@ -1,5 +1,6 @@
 """The plan of the published results: commands that exist, resumed where they ended."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,18 @@ def test_results_are_measured_once_for_a_commit_and_a_champion(
     monkeypatch.setattr(figures, "commit", lambda: "another")
     assert "latency" in plan_table(home, tmp_path / "short")
     assert not figures.is_measured(home, tmp_path / "short", PLAN[2])
+
+
+def test_a_result_with_a_drill_that_was_broken_off_is_to_be_measured_again(
+    champion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "commit", lambda: "abc")
+    monkeypatch.setattr(figures, "processor", lambda: "a processor")
+    [drills] = [bench for bench in PLAN if bench.name == "drills"]
+    result = {"commit": "abc", "machine": {"cpu": "a processor"}, "busy": {}, "bundle_id": "b1"}
+    for broken_off, is_measured in (({}, True), ({"store-killed": "it never was ready"}, False)):
+        (tmp_path / "drills.json").write_text(json.dumps(result | {"broken_off": broken_off}))
+        assert figures.is_measured(champion, tmp_path, drills) is is_measured
 
 
 def test_a_missing_champion_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

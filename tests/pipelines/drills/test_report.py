@@ -63,7 +63,8 @@ def result() -> dict[str, Any]:
 
 def test_the_page_begins_with_the_passed_and_the_failed_drills() -> None:
     page = drill_table(result())
-    assert page.startswith("# Drills on bundle b1\n\n1 of 2 drills reach every figure, not `overload`;")
+    assert page.startswith("# Drills on bundle b1\n\n1 of 3 drills reach every figure, ")
+    assert "not `overload`, `worker-killed`; of 7,200 calls" in page
     assert "of 7,200 calls of the client 0 failed, 4 came too late, and 0 were less" in page
     assert "\n`worker-killed` was broken off: it never was ready\n" in page
     assert "| until answers are whole again | <= 3 s | 0.5 s | yes |" in page
