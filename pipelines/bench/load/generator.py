@@ -68,7 +68,7 @@ class Load:
     """The outcome of each request, in the order in which they were due."""
 
     due_s: np.ndarray  # (n,) after the first moment of the run
-    client_ms: np.ndarray  # (n,) from due to the answer's last byte; until the end for one never answered
+    client_ms: np.ndarray  # (n,) from due to the answer's last byte, or to its loss, or to the end
     late_ms: np.ndarray  # (n,) delay of the generator itself; part of `client_ms`
     status: np.ndarray  # (n,) HTTP's, or UNANSWERED
     degraded: np.ndarray  # (n,) the answer says that it is degraded
@@ -80,6 +80,18 @@ class Load:
         """Which requests got an answer with status 200, (n,) bool."""
         found: np.ndarray = self.status == OK
         return found
+
+    @property
+    def waits_ms(self) -> np.ndarray:
+        """Return the waits of answered requests, and of unanswered ones the time until the end.
+
+        A connection that is refused or reset ends its request at once: that time would flatter. So would
+        refused and failed requests, which are left out.
+        """
+        lost, due_ms = self.status == UNANSWERED, self.due_s * 1e3
+        end_ms = (due_ms + self.client_ms).max(initial=0.0)
+        waits: np.ndarray = np.where(lost, end_ms - due_ms, self.client_ms)[self.answered | lost]
+        return waits
 
     def responses(self) -> list[tuple[float, dict[str, Any]]]:
         """Return `client_ms` and the response of each request, an empty one if it was not answered."""
@@ -93,10 +105,8 @@ class Load:
         `degraded_in_time`. Rates are over the time in which requests were due, not until the last answer.
         One request has no rate.
 
-        Percentiles are of answered requests, and of unanswered ones with the time until the end. Refused
-        and failed requests are answered fast and would flatter them: they are counted alone.
+        Percentiles are of `waits_ms`: refused and failed requests are counted alone.
         """
-        waited = self.client_ms[self.answered | (self.status == UNANSWERED)]
         in_time = self.answered & (self.client_ms <= deadline_ms)
         good, less = int((in_time & ~self.degraded).sum()), int((in_time & self.degraded).sum())
         span_s = float(np.ptp(self.due_s)) if len(self.due_s) else 0.0
@@ -113,7 +123,7 @@ class Load:
             "degraded_in_time": less,
             "good_per_s": good / span_s if span_s else None,
             "degraded_in_time_per_s": less / span_s if span_s else None,
-            "ms": percentiles(waited),
+            "ms": percentiles(self.waits_ms),
         }
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.bench.load.connections import UNANSWERED
 from pipelines.bench.report import percentiles
 
 if TYPE_CHECKING:
@@ -58,12 +57,10 @@ def _capacity(runs: Sequence[ArmRun]) -> dict[str, Any]:
 
 def _half(runs: Sequence[ArmRun], goal_ms: float) -> dict[str, Any]:
     loads = [load for run in runs for load in run.half]
-    # Refused and failed requests are fast and would flatter; an unanswered one waited to the end.
-    waits = [load.client_ms[load.answered | (load.status == UNANSWERED)] for load in loads]
     summaries = [load.summary(goal_ms) for load in loads]
     return {
         "rate": _median([run.rate / 2 for run in runs if run.half]),
-        "ms": percentiles(np.concatenate(waits)),
+        "ms": percentiles(np.concatenate([load.waits_ms for load in loads])),
         **{name: sum(summary[name] for summary in summaries) for name in COUNTS},
     }
 

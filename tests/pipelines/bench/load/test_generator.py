@@ -176,7 +176,18 @@ def test_a_missing_answer_counts_as_waited_until_the_end() -> None:
         load = ask(plan, b"fine", b"lost", *[b"fine"] * 20)
     assert load.status.tolist() == [UNANSWERED] + [OK] * 9
     assert load.client_ms[0] / 1e3 >= load.due_s[-1] - load.due_s[0] + 5 - 1e-6
-    assert load.summary(1e6)["ms"]["max"] == load.client_ms[0]
+    assert load.summary(1e6)["ms"]["max"] == pytest.approx(load.client_ms[0])
+
+
+def test_a_connection_that_is_lost_at_once_counts_as_waited_until_the_end() -> None:
+    """A server that refuses every other request must not look fast."""
+    due, ms = np.array([0.0, 1.0, 2.0, 3.0]), np.array([5.0, 0.1, 0.1, 500.0])
+    status = np.array([OK, UNANSWERED, 503, OK])
+    load = Load(due, ms, np.zeros(4), status, np.zeros(4, bool))
+    assert load.waits_ms == pytest.approx([5.0, 2_500.0, 500.0]), "the refused one is left out"
+    assert load.summary(50.0)["ms"]["max"] == pytest.approx(2_500.0)
+    none = np.zeros(0)
+    assert len(Load(none, none, none, none, none.astype(bool)).waits_ms) == 0
 
 
 def test_prefetches_are_sent_as_such() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from pipelines.bench.load.arms import Arm
 from pipelines.bench.load.capacity_search import Capacity
+from pipelines.bench.load.connections import UNANSWERED
 from pipelines.bench.load.measure import ArmRun
 from pipelines.bench.load.measured_server import MeasuredServer
 from pipelines.bench.load.rows import choosing_of, pooled_row, ratios, stages_of
@@ -69,6 +70,8 @@ def test_half_load_pools_the_requests_of_all_rounds() -> None:
     row = pooled_row([run_of([1.0], 20.0, half=loads)], 50.0)
     assert (row["half"]["rate"], row["half"]["requests"]) == (10.0, 120)
     assert row["half"]["ms"]["p99"] == 1.0
+    loads[0].status[:2] = UNANSWERED  # their connections were refused at once
+    assert pooled_row([run_of([1.0], 20.0, half=loads)], 50.0)["half"]["ms"]["p99"] == pytest.approx(5_901.0)
 
 
 def test_stages_are_collected_in_order_of_first_appearance() -> None:
