@@ -31,9 +31,9 @@ def measured_on() -> dict[str, Any]:
 
 
 def machine_state() -> dict[str, Any]:
-    """Return the time, the load average, and the seconds that other guests took from all cores since boot."""
+    """Return the time, the commit, the load average, and the seconds of all cores that other guests took."""
     steal_s = getattr(psutil.cpu_times(), "steal", 0.0)  # only Linux counts it
-    return {"at": time.time(), "load_average": os.getloadavg(), "steal_s": steal_s}
+    return {"at": time.time(), "commit": commit(), "load_average": os.getloadavg(), "steal_s": steal_s}
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[Path]:

@@ -104,6 +104,8 @@ def write_report(
         before: `machine_state` when the measurement began.
     """
     result = {**measured_on(), "busy": {"before": before, "after": machine_state()}, **figures}
+    if (measured := before.get("commit", result["commit"])) != result["commit"]:
+        result["commit"] = measured.rstrip("+") + "+"  # changed meanwhile: no commit has these figures
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
     write_file(folder / f"{name}.json", orjson.dumps(result, option=options))
     write_file(folder / f"{name}.md", page(result).encode())

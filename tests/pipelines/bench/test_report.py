@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components import measurement
 from pipelines.bench.report import (
     busy_line,
     fixed,
@@ -55,6 +56,16 @@ def test_a_report_has_machine_and_commit_in_both_files(tmp_path: Path) -> None:
     assert page.startswith("bundle b1, commit ")
     assert f"{result['machine']['cores']} cores, load average 0.50 before and " in page
     assert result["busy"]["after"]["at"] > 0
+
+
+@pytest.mark.parametrize("commits", [("abc", "def"), ("abc", "abc+"), ("abc+", "abc")])
+def test_a_commit_that_changed_meanwhile_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: tuple[str, str]
+) -> None:
+    now = iter(commits)
+    monkeypatch.setattr(measurement, "commit", lambda: next(now, commits[1]))
+    before = measurement.machine_state()
+    assert write_report(tmp_path, "some", {}, machine_line, before)["commit"] == "abc+"
 
 
 def test_the_share_of_stolen_time_is_of_all_cores() -> None:
