@@ -52,9 +52,13 @@ class ConnectionPool:
     def done(self, exchange: Exchange, status: int, answer: bytes) -> None:
         """Take an answer."""
         exchange.done, exchange.status, exchange.answer = self.now(), status, answer
+        self._loop.call_soon(self._answered)
+
+    def _answered(self) -> None:
+        # In one step: a closed loop that saw no request in flight between the two would end.
         self.busy -= 1
         if self.on_answer is not None:
-            self._loop.call_soon(self.on_answer)
+            self.on_answer()
 
     def free(self, connection: _Connection) -> None:
         """Use a connection again."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pipelines.bench.load.connections import UNANSWERED, ConnectionPool, Exchange
+from pipelines.bench.load.connections import OK, UNANSWERED, ConnectionPool, Exchange
 from pipelines.bench.load.generator import LoadPlan
 from pipelines.live.ports import free_port
 
@@ -47,3 +47,20 @@ def test_requests_that_wait_for_a_refused_connection_are_sent_too() -> None:
     exchanges = asyncio.run(refused(4))
     assert all(one.done for one in exchanges)
     assert {one.status for one in exchanges} == {UNANSWERED}
+
+
+def test_a_closed_loop_has_a_request_in_flight_all_the_time() -> None:
+    async def looked() -> list[int]:
+        pool = ConnectionPool(LoadPlan("http://127.0.0.1:9/", (), 1.0, connections=0))
+        first, second = (Exchange(b"body", pool.now(), pool.now()) for _ in range(2))
+        pool.on_answer = lambda: pool.ask(second)
+        pool.ask(first)
+        pool.done(first, OK, b"")
+        busy = [pool.busy]
+        for _ in range(2):
+            await asyncio.sleep(0)
+            busy.append(pool.busy)
+        await pool.close()
+        return busy
+
+    assert asyncio.run(looked()) == [1, 1, 1], "the loop would end where it sees none"
