@@ -84,7 +84,11 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         def step(name: str, work: Callable[..., Any], *given: Any) -> Any:
             log.info("%s", name)
             with _watched() as used, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                result, most = pool.submit(_with_memory, work, *given).result()
+                try:
+                    result, most = pool.submit(_with_memory, work, *given).result()
+                except BaseException:
+                    _end_children()  # the pool would wait for the end of the step, which may be an hour
+                    raise
             used["gib"] = max(used["gib"], most)
             steps.append({"step": name, **used, "result": result})
             log.info("%s: %.0f s, %.1f GiB", name, used["seconds"], used["gib"])
@@ -115,6 +119,12 @@ def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
     """Return the result of the work, and the GiB that this process had at most."""
     result = work(*given)
     return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _end_children() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            process.terminate()
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 import json
 import multiprocessing
+import os
+import signal
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,3 +41,23 @@ def test_every_step_is_measured_and_every_precision_is_proven(
     assert [row["table_mb"] for row in rows] == [n * TABLE_DIM * 4 / 1e6 for n in (8, 80, 800)]
     assert all(0 < row["share"] < 1 and row["ms"] > 0 for row in rows)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["scale.json", "scale.md"]
+
+
+def interrupted(ended: Path, *_: object) -> None:
+    """Interrupt the bench, as its user does, and go on."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(30)
+    ended.touch()
+
+
+def test_an_interrupt_ends_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "pipelines.bench.scale.write_synthetic_shop", partial(interrupted, tmp_path / "ended")
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not (tmp_path / "ended").exists(), "the bench waited for its step"
