@@ -147,7 +147,7 @@ def test_a_drill_that_breaks_off_keeps_the_results_of_the_others(
 
     where = {name: measured[name] for name in ("machine", "commit", "measured_at")}
     monkeypatch.setattr("pipelines.bench.report.measured_on", lambda: where)
-    monkeypatch.setattr("components.measurement.commit", lambda: where["commit"])
+    monkeypatch.setattr("components.measurement.commit", lambda: measured["commit"])  # starts git
     monkeypatch.setattr(run, "open_testbed", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run, "read_manifest", lambda bundle: {"bundle_id": "b1"})
     monkeypatch.setattr(run, "running_system", start)
