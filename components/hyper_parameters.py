@@ -208,7 +208,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 class Usual(int):
-    """A default: the same number, given, stands for itself beside another number of candidates."""
+    """A quota that was not given: it keeps its share of another number of candidates. A given one stands."""
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ import pyarrow.parquet as pq
 
 from components.data.build_examples import MIN_BASKET_ITEMS
 from components.data.fit_statistics import Purchases, fit, purchases_of
+from components.data.ingest_events import TEST_WINDOW
 from components.evaluation.baselines import BASELINES
 from components.evaluation.metrics import METRICS, Bootstrap, Pair, Tally, calibration, ratios, summary
-from components.evaluation.nightly import TEST_WINDOW, Nightly
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import (
     PROTOCOL_SEED,
     Task,

@@ -11,7 +11,7 @@ from copy import copy
 import pandas as pd
 
 from components.data.fit_statistics import Purchases, fresh_by_day
-from components.data.ingest_events import TEST_WINDOW as TEST_WINDOW
+from components.data.ingest_events import TEST_WINDOW
 from feature_repo.item_days import DAY_S
 from serving.answer.recommender import Recommender
 from serving.release.bundle import Bundle

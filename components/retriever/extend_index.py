@@ -266,8 +266,8 @@ def _with_rows(before: Statistics, new: pd.DataFrame, vocabulary: dict[str, list
         "interval_days": np.array([usual], np.float32),
     }
     names = {name: new[name].tolist() if name in new else [""] * count for name in NAMES}
-    makers = names["manufacturer"], codes_of(names["manufacturer"], vocabulary["manufacturer"])
-    vocabulary["manufacturer"] += dict.fromkeys(m for m, code in zip(*makers, strict=True) if m and not code)
+    known = {maker.casefold() for maker in vocabulary["manufacturer"]}
+    vocabulary["manufacturer"] += dict.fromkeys(m for m in names["manufacturer"] if m.casefold() not in known)
     codes = {name: np.array(codes_of(names[name], vocabulary[name])) for name in NAMES}
     rows["categorical"] = np.stack([codes[level] for level in LEVELS], axis=1)
     rows["manufacturer"] = codes["manufacturer"]

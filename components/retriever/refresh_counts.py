@@ -114,10 +114,10 @@ def joining_items(purchases: Purchases, data: Dataset, statistics: Statistics) -
 
 
 def are_named(new: pd.DataFrame, statistics: Statistics, vocabulary: dict[str, list[str]]) -> np.ndarray:
-    """Return which new items have a type, category or department that the catalogue knows, (m,) bool.
+    """Return which new items have a known name at each level at which the catalogue has names, (m,) bool.
 
-    No ban of such a name holds for the others. A catalogue without any name has no such bans: all may join.
+    No ban of a type, category or department holds for an item whose name is missing there.
     """
-    if not statistics.categorical.any():
-        return np.ones(len(new), bool)
-    return np.any([codes_of(new[level], vocabulary[level]) for level in LEVELS], axis=0)
+    used = [level for level, codes in zip(LEVELS, statistics.categorical.T, strict=True) if codes.any()]
+    known = [codes_of(new[level], vocabulary[level]) for level in used]
+    return np.all([np.ones(len(new)), *known], axis=0)

@@ -32,7 +32,7 @@ NOT_FOR_US = (401, 403)  # of endpoint, gateway or mesh: says nothing of the ver
 
 
 class CallerRefused(RecoError):
-    """The golden requests had no valid token: nothing was judged, and the release goes on with one."""
+    """Golden requests were not let in: nothing was judged, and the release goes on when they are."""
 
     exit_code = UNREACHABLE
 
@@ -176,8 +176,9 @@ def _named(golden: GoldenRequest) -> str:
 def _judged(record: Release, golden: GoldenRequest, answer: httpx.Response) -> Observed:
     if answer.status_code in NOT_FOR_US:
         raise CallerRefused(
-            f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}: correct the first token of "
-            "RECO_CALLER_TOKENS, on a cluster in the Secret reco-callers"
+            f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}: expected to be let in; 401: "
+            "correct the first token of RECO_CALLER_TOKENS, on a cluster in the Secret reco-callers; 403: "
+            "let the gateway or the mesh admit the deployer"
         )
     if answer.status_code in NOT_YET:
         return Observed(missing=f"{_named(golden)}: status {answer.status_code} {answer.text[:120]}")

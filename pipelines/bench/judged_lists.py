@@ -12,9 +12,10 @@ import pandas as pd
 
 from components.data.examples import RankerExamples
 from components.data.fit_statistics import Purchases
+from components.data.ingest_events import TEST_WINDOW
 from components.evaluation.evaluate_bundle import prepared_tasks, tasks_after
 from components.evaluation.metrics import Bootstrap, Tally
-from components.evaluation.nightly import TEST_WINDOW, Nightly
+from components.evaluation.nightly import Nightly
 from components.evaluation.protocol import Task
 from components.progress import with_progress
 from feature_repo.schema import BASKET_LENGTH, CATEGORICAL, DENSE_NAMES, HISTORY_LENGTH, tower_inputs

@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 
 from components.data.fit_statistics import Purchases, purchases_of
+from components.data.ingest_events import TEST_WINDOW
 from components.evaluation.evaluate_bundle import as_known
 from components.evaluation.metrics import DISCOUNT
-from components.evaluation.nightly import TEST_WINDOW
 from components.measurement import machine_state
 from components.ranker.scoring import OnnxRanker
 from feature_repo.events import read_dataset

@@ -11,7 +11,7 @@ import logging
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
@@ -83,11 +83,12 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
 
         def step(name: str, work: Callable[..., Any], *given: Any) -> Any:
             log.info("%s", name)
+            others = psutil.Process().children(recursive=True)
             with _watched() as used, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
                     result, most = pool.submit(_with_memory, work, *given).result()
                 except BaseException:
-                    _end_children()  # the pool would wait for the end of the step, which may be an hour
+                    _end_children(others)  # the pool would wait for the end of the step, which may be an hour
                     raise
             used["gib"] = max(used["gib"], most)
             steps.append({"step": name, **used, "result": result})
@@ -121,8 +122,8 @@ def _with_memory(work: Callable[..., Any], *given: Any) -> tuple[Any, float]:
     return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _end_children() -> None:
-    for process in psutil.Process().children(recursive=True):
+def _end_children(others: Sequence[psutil.Process]) -> None:
+    for process in set(psutil.Process().children(recursive=True)).difference(others):
         with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
             process.terminate()
 

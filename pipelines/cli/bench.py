@@ -48,7 +48,7 @@ def _require_instruments(package: str) -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End the command once: a terminal may send two signals, and the second would interrupt the end."""
     for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+        signal.signal(each, lambda *_: None)  # not SIG_IGN, which servers that start now would inherit
     raise KeyboardInterrupt
 
 

@@ -331,7 +331,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     """Count the recent sales of all items again.
 
     This is for each night; nothing is trained. Items that were bought five times by now join, if the
-    champion knows their type, category or department. The result is registered as the challenger.
+    champion knows their type, category and department. The result is registered as the challenger.
     """
     import pandas as pd
 
@@ -362,8 +362,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     )
     if done["waiting"]:
         text += (
-            f"\n{counted(int(done['waiting']), 'more item')} will join with a type, category or department "
-            f"that the champion knows: add it to the table of items in {source}, or train again"
+            f"\n{counted(int(done['waiting']), 'more item')} will join with a type, category and department "
+            f"that the champion knows: add them to the table of items in {source}, or train again"
         )
     context.answer({"version": version, **done}, text)
 

@@ -27,7 +27,7 @@ from serving.shop.rules import NO_RULES, Minimum, Plan, RulesFile
 POLL_S = 0.25
 AHEAD_S = 1.0  # plans are made so long before a rule begins or ends
 BREATH_S = 0.005  # pause between two pages of facts, which leaves the interpreter to requests
-SETTLING = 8  # looks at a store that fails, or a rules file that is being written, when the process starts
+SETTLING_S = 2.0  # patience at a start with a store that fails, or a rules file that is being written
 _log = logging.getLogger(__name__)
 
 
@@ -71,11 +71,14 @@ class LiveFacts:
         self._nonempty: set[str] = set()  # sources that have given any fact or rule
         self._elsewhere: set[str] = set()  # kinds with a fact about an item outside the catalogue
         self._closing = threading.Event()
-        for _ in range(SETTLING + 1):  # a fault of a moment must not bring back sold-out or banned items
+        until = (
+            time.monotonic() + SETTLING_S
+        )  # a fault of a moment must not bring back sold-out or banned items
+        while True:
             while self._poll(pause_s=0.0):
                 pass
             is_read = store is None or "fact store" not in self._unread
-            if is_read and (rules_file is None or rules_file.settled):
+            if (is_read and (rules_file is None or rules_file.settled)) or time.monotonic() >= until:
                 break
             time.sleep(POLL_S)
         # A thread that never starts would keep this object and its catalogue until a full garbage collection.

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.data.fit_statistics import purchases_of
+from components.data.ingest_events import TEST_WINDOW
 from components.evaluation.evaluate_bundle import (
     _evaluate_beside,
     as_known,
@@ -17,7 +18,7 @@ from components.evaluation.evaluate_bundle import (
     serve,
     tasks_after,
 )
-from components.evaluation.nightly import TEST_WINDOW, Nightly
+from components.evaluation.nightly import Nightly
 from components.retriever.refresh_counts import refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
 from serving.answer.recommender import Recommender

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from components.data.fit_statistics import purchases_of
-from components.evaluation.nightly import TEST_WINDOW, Nightly
+from components.data.ingest_events import TEST_WINDOW
+from components.evaluation.nightly import Nightly
 from feature_repo.events import read_dataset
 from feature_repo.item_days import DAY_S
 from feature_repo.statistics import SOLD_7D

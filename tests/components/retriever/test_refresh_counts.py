@@ -81,12 +81,25 @@ def test_a_refreshed_bundle_has_last_nights_counts_and_new_items(
     assert "rare" not in load_bundle(tmp_path / "next").statistics.code_of
 
 
-def test_a_shop_without_names_takes_items_without_any(toy_line: Path) -> None:
-    bundle, names = load_bundle(toy_line / "evaluated"), ["", "APPLES"]
-    new = pd.DataFrame({"type": names, "category": "", "department": ""})
-    assert are_named(new, bundle.statistics, bundle.vocabulary).tolist() == [False, True]
-    bare = replace(bundle.statistics, categorical=np.zeros_like(bundle.statistics.categorical))
-    assert are_named(new, bare, bundle.vocabulary).tolist() == [True, True]
+def test_an_item_needs_a_name_at_each_level_at_which_the_catalogue_has_names(toy_line: Path) -> None:
+    bundle = load_bundle(toy_line / "evaluated")
+    types, categories, departments = (bundle.vocabulary[level][1].lower() for level in LEVELS)
+    new = pd.DataFrame(
+        {
+            "type": [types, types, "", ""],
+            "category": [categories, "", categories, ""],
+            "department": [departments, departments, "new to the shop", ""],
+        }
+    )
+
+    def named(categorical: np.ndarray) -> list[bool]:
+        statistics = replace(bundle.statistics, categorical=categorical)
+        return are_named(new, statistics, bundle.vocabulary).tolist()
+
+    levels = np.asarray(bundle.statistics.categorical)
+    assert named(levels) == [True, False, False, False]
+    assert named(levels * np.array([1, 0, 0])) == [True, True, False, False], "a shop with types alone"
+    assert named(np.zeros_like(levels)) == [True] * 4, "a shop without names"
 
 
 @pytest.mark.parametrize(

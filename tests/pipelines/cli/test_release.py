@@ -63,7 +63,7 @@ def test_items_that_wait_for_a_name_are_counted(shop: Path, monkeypatch: pytest.
         monkeypatch.setattr(step, lambda *_, result=result: result)
     *_, last = reco(shop, "refresh").stdout.splitlines()
     assert last.startswith(
-        "2 more items will join with a type, category or department that the champion knows"
+        "2 more items will join with a type, category and department that the champion knows"
     )
     assert f"the table of items in {shop / 'offline_store'}" in last
     done["waiting"] = 0

@@ -361,9 +361,11 @@ def test_work_apart_ends_with_a_process_that_is_killed() -> None:
             children = psutil.Process(parent.pid).children()
             return [child for child in children if any("spawn_main" in word for word in child.cmdline())]
 
-        eventually(workers)
-        (worker,) = workers()
-        parent.kill()
+        try:
+            eventually(workers)
+            (worker,) = workers()
+        finally:
+            parent.kill()
     try:
         worker.wait(60)
     finally:
