@@ -119,5 +119,7 @@ def are_named(new: pd.DataFrame, statistics: Statistics, vocabulary: dict[str, l
     No ban of a type, category or department holds for an item whose name is missing there.
     """
     used = [level for level, codes in zip(LEVELS, statistics.categorical.T, strict=True) if codes.any()]
-    known = [codes_of(new[level], vocabulary[level]) for level in used]
-    return np.all([np.ones(len(new)), *known], axis=0)
+    known = np.ones(len(new), bool)
+    for level in used:
+        known &= np.array(codes_of(new[level], vocabulary[level]), bool)
+    return known
