@@ -77,7 +77,6 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         place = Path(scratch)
         steps: list[dict[str, Any]] = []
         examples = {"windows": 1, "masks": 1, "user_ratio": min(1.0, EXAMPLE_USERS / users)}
-        size = {"items": True, "dim": TABLE_DIM}
         dataset, statistics, built = place / "dataset", place / "statistics", place / "examples"
         retriever, ranker, variants = place / "retriever", place / "ranker", place / "variants"
 
@@ -102,7 +101,7 @@ def bench_scale(items: int, users: int, out_dir: Path) -> dict[str, Any]:
         step("train_retriever", train_retriever, built, statistics, retriever, {"epochs": 1})
         step("export_retriever", export_retriever, retriever, built, place / "graphs")
         step("build_index", build_index, retriever, built, place / "index", {"queries": 20})
-        params = {"dlrm": {"epochs": 1, "size": size}}
+        params = {"dlrm": {"epochs": 1, "size": {"items": True, "dim": TABLE_DIM}}}
         step("train_ranker", train_ranker, built, statistics, ranker, "dlrm", params)
         # Rounding alone: tuning visits every row of the table at every step, some seconds each at 2 M rows.
         step("quantize_ranker", quantize_ranker, built, ranker, variants, {"tune_epochs": 0})
