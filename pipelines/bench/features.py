@@ -177,6 +177,7 @@ def online_read(bench: FeatureBench) -> dict[str, Any]:
     users = np.unique(bench.before["user_id"].to_numpy(dtype=str))
     asked = np.random.default_rng(0).choice(users, int(READS_PER_S * bench.seconds))
     with bench.streaming(), quiet_feast(), patient_store(bench) as store:
+        wait_for(lambda: bench.state()["rebuilt"] > 0, "the stream has written all users' rows")
         took, lines = asyncio.run(_read_both(bench, store, asked.tolist()))
     return {
         "reads": len(asked),
