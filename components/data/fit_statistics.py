@@ -20,6 +20,7 @@ from feature_repo.statistics import NO_ITEM, Statistics, write_statistics
 
 log = logging.getLogger(__name__)
 
+NAMES = (*LEVELS, "manufacturer")  # of an item, by which rules choose; no model reads its manufacturer
 MIN_BASKETS = 5  # fewer purchases than this and an item is too rare to recommend
 NEIGHBOURS = 200
 POPULAR = 500
@@ -186,8 +187,7 @@ def fit_statistics(dataset: Path, statistics: Path, cut: str) -> dict[str, int]:
 def fit_vocabulary(seen: Purchases, items: pd.DataFrame) -> dict[str, list[str]]:
     """Return the names of types, categories, departments and manufacturers that were sold; 0 is unknown."""
     sold = items.reindex(seen.item_ids[np.unique(seen.item)])
-    columns = (*LEVELS, "manufacturer")
-    return {column: ["", *sorted(set(_level(sold, column)) - {""})] for column in columns}
+    return {name: ["", *sorted(set(_level(sold, name)) - {""})] for name in NAMES}
 
 
 def _level(items: pd.DataFrame, level: str) -> np.ndarray:

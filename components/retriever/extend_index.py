@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import torch
 
 from components.data.examples import ContractViolation
-from components.data.fit_statistics import Purchases, fresh_by_day
+from components.data.fit_statistics import NAMES, Purchases, fresh_by_day
 from components.models.two_tower import QueryTower, TwoTower
 from components.release.assemble_bundle import seal_with_golden
 from components.retriever.train_retriever import load_retriever
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 ALIKE = 0.01  # two processors differ by less in a vector, two trainings by more
 _LARGEST = float(np.finfo(np.float32).max)
-NAMES = (*LEVELS, "manufacturer")  # the names of an item; no model reads its manufacturer
 _OF_ITEMS = ("price", "is_private")  # optional columns of a new item, beside its names
 # The tables without a row for each item: new items do not change them.
 _NOT_OF_ITEMS = ("type_lift", "popular", "store_ids", "store_popular", "total_baskets")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from components.data.fit_statistics import MIN_BASKETS, Purchases, purchases_of
-from components.retriever.extend_index import NAMES, codes_of, extend_index
+from components.data.fit_statistics import MIN_BASKETS, NAMES, Purchases, purchases_of
+from components.retriever.extend_index import codes_of, extend_index
 from feature_repo.events import ITEM_COLUMNS, Dataset, read_dataset
 from feature_repo.item_days import DAY_S, SPAN
 from feature_repo.schema import LEVELS
