@@ -22,7 +22,7 @@ from components.hyper_parameters import (
     RetrieverParams,
     StudentParams,
 )
-from components.models.ranker import Inputs, Ranker
+from components.models.ranker import CANDIDATE, Inputs, Ranker
 from components.progress import with_progress
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,11 @@ def fit(
 
     def loss_of(together: np.ndarray, _: np.random.Generator) -> Tensor:
         chosen = together[rank::workers] if len(together) >= workers else together
-        inputs, rows, there = inputs_of(data, chosen)
+        alone = model.uses == CANDIDATE
+        inputs, rows, there = inputs_of(data, chosen, alone)
         logits = call(inputs)
+        if alone:
+            logits = torch.zeros(there.shape).masked_scatter(there, logits)
         loss = hard_loss(logits, torch.from_numpy(label[rows]) * there, there, settings.pointwise_weight)
         if soft is None:
             return loss
@@ -132,7 +135,7 @@ def _optimizer(model: Ranker, settings: RankerParams) -> torch.optim.Optimizer:
         {"params": others},
         {"params": tables, "weight_decay": settings.table_decay},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.0, fused=True)
 
 
 class _Logits(nn.Module):
@@ -146,17 +149,25 @@ class _Logits(nn.Module):
         return self.ranker.logits(inputs)
 
 
-def inputs_of(data: RankerExamples, lists: np.ndarray) -> tuple[Inputs, np.ndarray, Tensor]:
+def inputs_of(
+    data: RankerExamples, lists: np.ndarray, alone: bool = False
+) -> tuple[Inputs, np.ndarray, Tensor]:
     """Return some lists, padded to the longest by repeating their first row.
+
+    Args:
+        data: the examples.
+        lists: their numbers.
+        alone: candidates come as (real rows, ·), without the rows that pad: a sixth of those in training.
 
     Returns:
         The inputs, (lists, longest, ·); the row numbers, (lists, longest); which of them are real.
     """
     rows, there = pad(data.start, lists)
+    asked = rows[there] if alone else rows
     return (
         Inputs(
-            torch.from_numpy(data.dense[rows]),
-            torch.from_numpy(data.categorical[rows].astype(np.int64)),
+            torch.from_numpy(data.dense[asked]),
+            torch.from_numpy(data.categorical[asked].astype(np.int64)),
             torch.from_numpy(data.history[lists].astype(np.int64)),
             torch.from_numpy(data.history_weight[lists].astype(np.float32)),
             torch.from_numpy(data.basket[lists].astype(np.int64)),

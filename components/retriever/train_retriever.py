@@ -47,7 +47,7 @@ def train_retriever(
     vocabulary = read_vocabulary(statistics)
     cardinality = [len(vocabulary[level]) for level in LEVELS]
     model = TwoTower(table, cardinality, settings.dim, settings.hidden)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     baskets, began = len(data.basket), time.perf_counter()
 
     def loss_of(rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:

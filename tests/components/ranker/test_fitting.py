@@ -10,7 +10,7 @@ import torch
 from components.data.examples import RankerExamples
 from components.hyper_parameters import RankerParams
 from components.models.dlrm import Dlrm
-from components.models.ranker import Shape
+from components.models.ranker import CANDIDATE, QUERY, Shape
 from components.ranker.fitting import Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
 from feature_repo.schema import DENSE_NAMES
 
@@ -75,6 +75,9 @@ def test_inputs_are_those_of_the_lists_asked_for(plant: Callable[..., RankerExam
     np.testing.assert_array_equal(inputs.history.numpy(), data.history[[2, 0]])
     np.testing.assert_array_equal(inputs.basket.numpy(), data.basket[[2, 0]])
     assert inputs.history_weight.dtype == torch.float32
+    alone, _, _ = inputs_of(data, np.array([2, 0]), alone=True)
+    np.testing.assert_array_equal(alone.dense.numpy(), data.dense[[9, 10, 11, 0, 1]])
+    np.testing.assert_array_equal(alone.categorical.numpy(), data.categorical[[9, 10, 11, 0, 1]])
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -101,6 +104,25 @@ def test_padded_rows_change_neither_loss_nor_gradient(
         return torch.cat([loss.detach().view(1), *grown])
 
     torch.testing.assert_close(gradient([0, 1], True), gradient([0], False))
+
+
+def test_a_ranker_learns_the_same_whether_its_batches_are_padded_or_not(
+    plant: Callable[..., RankerExamples],
+) -> None:
+    data = replace(plant(6, 8, seed=0, always=True), start=np.array([0, 5, 16, 20, 31, 48]))
+    soft = Soft(data.dense[:, 0].copy(), 0.5, 1.0)
+
+    class Padded(Dlrm):
+        uses = CANDIDATE + QUERY  # one that looks at the request gets its lists padded
+
+    def learnt(kind: type[Dlrm]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = kind(SHAPE, hidden=8)
+        model.fit_scale(sample_rows(data))
+        fit(model, data, RankerParams(batch_size=2, epochs=1, learning_rate=1e-2), soft)
+        return torch.cat([weight.flatten() for weight in model.parameters()])
+
+    torch.testing.assert_close(learnt(Dlrm), learnt(Padded), rtol=1e-3, atol=1e-4)
 
 
 def test_few_lists_are_passed_until_the_least_number_of_steps(
