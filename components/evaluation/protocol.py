@@ -103,7 +103,7 @@ def _task(
         at=basket.at,
         visible=tuple(purchases.item_ids[shown].tolist()),
         hidden=code[hidden],
-        bought_before=np.isin(hidden, purchases_in(basket.history).distinct()),
+        bought_before=np.isin(hidden, purchases_in(basket.history).distinct(), assume_unique=True),
         history=history,
     )
 
