@@ -42,7 +42,6 @@ lint: $(READY) ## the part of check without tests
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,idea}.yml
 	$(BIN)/python -m tests.prose.prose
-	$(BIN)/python -W ignore -m tests.docs.generate --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each change

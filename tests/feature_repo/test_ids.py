@@ -65,7 +65,7 @@ ATTEMPTS = st.one_of(
 )
 
 
-@settings(max_examples=2_000)
+@settings(max_examples=1_000)
 @given(ATTEMPTS)
 def test_no_name_or_path_leaves_its_folder(text: str) -> None:
     root = Path("/srv/home")

@@ -89,9 +89,9 @@ def test_figures_are_cut_by_rung_and_store() -> None:
 def test_a_drop_is_found_and_the_same_shop_raises_none() -> None:
     until = START + pd.Timedelta(weeks=10)
     assert find_drops(_sessions(5_000, weeks=4.0), START + pd.Timedelta(weeks=4), 24) == [], "too short"
-    quiet = [_sessions(20_000, weeks=10.0, degraded=0.0, seed=seed) for seed in range(10)]
+    quiet = [_sessions(20_000, weeks=10.0, degraded=0.0, seed=seed) for seed in range(5)]
     drops = [drop for sessions in quiet for drop in find_drops(sessions, until, 24)]
-    assert len(drops) == 10 * len(EARNED)
+    assert len(drops) == 5 * len(EARNED)
     assert not any(drop.dropped for drop in drops)
     worse = {"full": 0.15, "popular": 0.1}
     broken = _sessions(50_000, weeks=10.0, degraded=0.0, takes=worse, since=9.0)

@@ -9,6 +9,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -27,8 +28,13 @@ BANNED = {
 }
 
 
-def blocks(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for each docstring and comment block of a module, or paragraph of a page."""
+@cache
+def blocks(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return (line, text) for each docstring and comment block of a module, or paragraph of a page."""
+    return tuple(_blocks(path))
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         text = re.sub(r"```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n") + "x", text, flags=re.DOTALL)

@@ -208,7 +208,7 @@ def test_the_counts_of_a_large_catalogue_take_memory_for_some_of_its_items(
     item_ids = rng.permutation(np.concatenate([seen.item_ids, unsold]))
     types = np.where(np.isin(item_ids, unsold), 0, rng.integers(0, 9, len(item_ids)))
     values, peaks = [], []
-    for rows in (len(item_ids), 10, 1_000):
+    for rows in (len(item_ids), 300, 1_000):
         monkeypatch.setattr("components.data.fit_statistics.FRESH_ROWS", rows)
         tracemalloc.start()
         values.append(fresh_by_day(seen, item_ids, types, seen.at[-1] - DAY_S, 2))

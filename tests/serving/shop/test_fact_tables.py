@@ -39,7 +39,7 @@ def standing(facts: list[tuple[int, Fact]], code: int, store: str | None) -> Fac
     return max(mine, key=lambda fact: fact.at, default=None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(facts=said(), cuts=st.lists(st.integers(0, 25), max_size=3), at=st.sampled_from([5.0, 10, 15, 20, 30]))
 def test_numbers_equal_a_scan_of_the_facts(facts: list[tuple[int, Fact]], cuts: list[int], at: float) -> None:
     numbers = Numbers(excludes=0.0)
