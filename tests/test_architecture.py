@@ -291,6 +291,7 @@ def loaded_by(module: str, **environment: str) -> set[str]:
         ("serving.schemas", set()),
         ("feature_repo.stream.kafka", set()),
         ("pipelines.cli.shell", set()),
+        ("components.rollout.release", {"pandas", "numba"}),
         ("serving.api.transformer", {"kserve", "pandas", "numba"}),  # kserve itself brings pandas
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -109,6 +109,14 @@ def read_graph(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return neighbours, weights
 
 
+def pad(start: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of some lists, (lists, longest), and which are real; short ones repeat their first."""
+    begin, end = np.asarray(start[lists]), np.asarray(start[lists + 1])
+    rows = begin[:, None] + np.arange((end - begin).max())[None, :]
+    there = rows < end[:, None]
+    return np.where(there, rows, begin[:, None]), there
+
+
 def _read(path: Path, part: str, kind: type[Examples]) -> Examples:
     read_manifest(path)
     names = kind.__annotations__

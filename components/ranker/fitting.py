@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from components.data.examples import RankerExamples
+from components.data.examples import RankerExamples, pad
 from components.hyper_parameters import (
     PruneParams,
     QuantizeParams,
@@ -181,14 +181,6 @@ def sample_rows(data: RankerExamples) -> Tensor:
     """Return the dense features of some rows, spread over all lists."""
     rows = np.linspace(0, len(data.label) - 1, min(len(data.label), 200_000)).astype(int)
     return torch.from_numpy(data.dense[rows])
-
-
-def pad(start: np.ndarray, lists: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers, (lists, longest), and which of them are real, same shape."""
-    begin, end = np.asarray(start[lists]), np.asarray(start[lists + 1])
-    rows = begin[:, None] + np.arange((end - begin).max())[None, :]
-    there = rows < end[:, None]
-    return np.where(there, rows, begin[:, None]), there
 
 
 def hard_loss(logits: Tensor, label: Tensor, there: Tensor, pointwise_weight: float) -> Tensor:

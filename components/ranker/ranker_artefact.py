@@ -14,15 +14,17 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from components.data.examples import ContractViolation
 from components.home import write_json
 from feature_repo.atomic_files import sha256_of
+
+if TYPE_CHECKING:  # a release reads hashes and certificates, and PyTorch takes seconds to import
+    import torch
+    from torch import nn
 
 GRAPH = "ranker.onnx"
 CERTIFICATES = "certificates.json"
@@ -99,6 +101,8 @@ def write_weights(path: Path, model: nn.Module) -> None:
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """Return what `write_weights` wrote."""
+    import torch
+
     with np.load(path / WEIGHTS, allow_pickle=False) as stored:
         return {name: torch.from_numpy(stored[name]) for name in stored.files}
 

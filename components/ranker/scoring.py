@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from components.data.examples import RankerExamples
+from components.data.examples import RankerExamples, pad
 from components.hyper_parameters import SIZES
-from components.ranker.fitting import pad
 from serving.release.bundle import open_session
 from serving.stages.onnx_runtime import ort
 
@@ -59,7 +58,10 @@ class OnnxRanker:
         found = np.empty(len(data.label), np.float32)
         for lists in batches(data.start):
             rows, there = pad(data.start, lists)
-            found[rows[there]] = self.run(self.feed(data, rows, lists)).reshape(rows.shape)[there]
+            if self.is_flat:
+                found[rows[there]] = self.run(self.feed(data, rows[there], lists))
+            else:
+                found[rows[there]] = self.run(self.feed(data, rows, lists))[there]
         return found
 
 

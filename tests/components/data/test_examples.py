@@ -9,6 +9,7 @@ from components.data.examples import (
     ContractViolation,
     RankerExamples,
     RetrieverExamples,
+    pad,
     read_graph,
     read_manifest,
     read_ranker_examples,
@@ -71,3 +72,9 @@ def test_the_graph_comes_back_and_not_from_half_written_examples(tmp_path: Path)
     write_manifest(tmp_path)
     for written, found in zip((neighbours, weights), read_graph(tmp_path), strict=True):
         np.testing.assert_array_equal(found, written)
+
+
+def test_lists_of_different_length_are_padded() -> None:
+    rows, there = pad(np.array([0, 2, 5]), np.array([0, 1]))
+    assert rows.tolist() == [[0, 1, 0], [2, 3, 4]]
+    assert there.tolist() == [[True, True, False], [True, True, True]]

@@ -11,7 +11,7 @@ from components.data.examples import RankerExamples
 from components.hyper_parameters import RankerParams
 from components.models.dlrm import Dlrm
 from components.models.ranker import CANDIDATE, QUERY, Shape
-from components.ranker.fitting import Soft, fit, hard_loss, inputs_of, pad, sample_rows, soft_loss
+from components.ranker.fitting import Soft, fit, hard_loss, inputs_of, sample_rows, soft_loss
 from feature_repo.schema import DENSE_NAMES
 
 TRAINING = RankerParams(epochs=4, batch_size=16, learning_rate=1e-2)
@@ -57,12 +57,6 @@ def test_an_agreeing_student_has_the_least_soft_loss() -> None:
     soft_loss(logits, taught, there, 1.0).backward()
     assert logits.grad is not None
     torch.testing.assert_close(logits.grad, torch.zeros(1, 3), atol=1e-6, rtol=0)
-
-
-def test_lists_of_different_length_are_padded() -> None:
-    rows, there = pad(np.array([0, 2, 5]), np.array([0, 1]))
-    assert rows.tolist() == [[0, 1, 0], [2, 3, 4]]
-    assert there.tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_inputs_are_those_of_the_lists_asked_for(plant: Callable[..., RankerExamples]) -> None:
