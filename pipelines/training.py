@@ -78,7 +78,7 @@ def _training(name: str, teachers: Sequence[str], by_canary: bool = False) -> An
             large(steps.train_ranker(**of_training, model=model, params=ranker_params)).outputs["ranker"]
             for model in teachers
         ]
-        # An artifact cannot be left out under kfp.local: a smaller ensemble names its first teacher again,
+        # An artifact cannot be left out under kfp.local: a smaller ensemble names its teachers again,
         # and one that is named twice counts once.
         named = {f"teacher_{i + 1}": (rankers * 5)[i] for i in range(5)}
         student = large(steps.distill_ranker(**of_training, **named, params=student_params)).outputs["ranker"]

@@ -1,6 +1,7 @@
 """Locks and wheels: the packages that a clone, an endpoint's image and a checkout client install."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -75,6 +76,23 @@ def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
         assert re.fullmatch(
             r"uv==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n", (tmp_path / "uv.lock").read_text()
         )
+
+
+@pytest.mark.slow
+def test_an_environment_whose_making_was_interrupted_is_made_again(tmp_path: Path) -> None:
+    """Python is in it and pip is not. The interpreter's path has a space."""
+    half, given = tmp_path / "venv" / "bin" / "python", tmp_path / "my python" / "python3"
+    programs = {half: 'case "$*" in *pip*) exit 1;; esac', given: f'echo "$@" >> "{tmp_path}/calls"'}
+    for program, does in programs.items():
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+    command = [ROOT / ".ci" / "set-up", half.parents[1]]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHON": str(given)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith(f"[1/3] new virtual environment {tmp_path}/venv with"), done.stderr
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == f"-m venv {tmp_path}/venv"
 
 
 def test_the_endpoints_lock_is_the_part_without_training_and_tests() -> None:

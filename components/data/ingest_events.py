@@ -36,7 +36,7 @@ from feature_repo.events import (
 )
 from feature_repo.ids import did_you_mean
 from feature_repo.stream.archive import EVENTS, read_archive
-from feature_repo.stream.erasure import Forgotten
+from feature_repo.stream.erasure import Forgotten, fields_of
 from feature_repo.toy_shop import toy_dataset
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def of_forgotten(events: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
 
 def _torn_of_forgotten(torn: pd.DataFrame, forgotten: Forgotten) -> np.ndarray:
     """Return which lines that did not parse may be about a forgotten user."""
-    names = ([field.strip(' "') for field in text.split(",")] for text in torn["text"])
+    names = map(fields_of, torn["text"])
     return np.array([any(forgotten.until(name) is not None for name in line) for line in names], bool)
 
 

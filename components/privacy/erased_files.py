@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import read_json, replaced, write_file
 from feature_repo.events import Dataset, EventsInvalid, read_dataset, write_dataset
+from feature_repo.stream.erasure import fields_of
 from serving.release.golden import FILE as GOLDEN
 
 TIMES = ("answered_at", "at")  # the column that says when a row came to be, the first that is there
@@ -122,7 +123,7 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
         try:
             return _is_of(read_json(line), user_id)
         except (ValueError, AttributeError):
-            return user_id in line
+            return user_id in line or user_id.replace("/", r"\/") in line  # pandas writes slashes so
 
     lines = _lines(file)
     kept = [line for line in lines if not is_of_user(line)]
@@ -203,5 +204,4 @@ def _lines(file: Path) -> list[str]:
 def _is_of(refused: dict[str, object], user_id: str) -> bool:
     """Say whether a refused row names a user: as text, as a number, or in a line that did not parse."""
     named = str(refused.get("user_id", ""))
-    fields = [field.strip(' "') for field in str(refused.get("text", "")).split(",")]
-    return user_id in (named, named.removesuffix(".0"), *fields)
+    return user_id in (named, named.removesuffix(".0"), *fields_of(str(refused.get("text", ""))))

@@ -301,15 +301,18 @@ class _Erasure:
             raise _InUse(f"{error}; it brings nothing of the user to the stores") from error
 
     def _tables_of_runs(self) -> int:
+        busy = ""
         if not self.dry_run:
             drop_stale(self.home / "runs")
             for left in self.home.glob(".feast-*"):  # of a publication that was killed
                 if is_stale(left):
                     shutil.rmtree(left, ignore_errors=True)
-            # Of a refresh that was killed, unless one runs: it leaves the user out of its bundle.
-            with contextlib.suppress(Conflict), locked(self.home / UPDATE_LOCK, "forgetting a user"):
-                for left in self.home.glob(".refresh-*"):
-                    shutil.rmtree(left, ignore_errors=True)
+            try:
+                with locked(self.home / UPDATE_LOCK, "forgetting a user"):
+                    for left in self.home.glob(".refresh-*"):  # of a refresh that was killed
+                        shutil.rmtree(left, ignore_errors=True)
+            except Conflict as error:
+                busy = f"{error}; its bundle may hold the user: repeat when it has ended"
             for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
                 complete_dataset(part)
         logged = files(self.settings.prediction_log_dir, "*.parquet")  # also of mirrored requests
@@ -322,7 +325,10 @@ class _Erasure:
                 done.add(folder)
         count += sum(self._rows(file) for file in self._loose("*.parquet", done))
         quarantines = self._loose("quarantine.jsonl", done)
-        return count + sum(erase_lines(file, self.user_id, self.dry_run) for file in quarantines)
+        count += sum(erase_lines(file, self.user_id, self.dry_run) for file in quarantines)
+        if busy:
+            raise _InUse(busy, count)
+        return count
 
     def _alone_with(self, dataset: Path) -> contextlib.AbstractContextManager[Any]:
         """Keep a watch from reading its source into a data set meanwhile."""
@@ -355,14 +361,19 @@ class _Erasure:
         if by_hand := [path for path in others if not path.startswith("runs/")]:
             notes.append(f"delete by hand: {', '.join(by_hand)}")
         if len(by_hand) < len(others):
-            notes.append("those of runs go when three newer runs have ended")
+            notes.append(
+                "those of runs go when three newer runs have ended; that of the run which the champion was "
+                "made from, when a later training is champion"
+            )
         place.note = "; ".join(notes)
         return place
 
     def _named_in(self, bundle: Path) -> int:
         try:
             return names_user(bundle, self.user_id)
-        except (ValueError, KeyError, TypeError):  # half of a copy, from a full disk or a kill
+        except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise
             self.damaged.add(bundle)
             return 0
 

@@ -104,6 +104,7 @@ def promote_bundle(
             "previous": before.version if before else "",
         }
         if before and challenger.version == before.version:
+            challenger = _promoted(registry, before)
             if not dry_run:
                 _follow(registry, root, before, challenger)  # its pointer or copy under home may be gone
                 registry.unpoint(CHALLENGER, challenger.version)
@@ -224,6 +225,9 @@ def _sign_way_back(
         SignatureInvalid: it may not; its signatures in the registry stay as they were.
     """
     place = place_under(home, target.bundle_id)
+    if last and trusted_keys:  # another home may have promoted it
+        with suppress(BundleInvalid, NoChampion):
+            fetch_bundle(registry, home, _promoted(registry, last))
     after = place_under(home, last.bundle_id) if last else None
     if key is None:
         if trusted_keys:
@@ -253,7 +257,7 @@ def verified_history(registry: Registry, home: Path) -> list[Promotion]:
 
 
 def champion_line(registry: Registry, home: Path) -> Promotion | None:
-    """Return the line that made the champion.
+    """Return the line that made the champion; None before the first, or when no promoted version is left.
 
     Raises:
         Conflict: the alias names another version.
@@ -261,6 +265,8 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
     history = verified_history(registry, home)
     last, alias = history[-1] if history else None, registry.alias(CHAMPION)
     promoted = last.version if last else None
+    if alias is None and not set(stack(history)) & {one.version for one in registry.versions()}:
+        return None  # MLflow takes the alias along with a version: all that were promoted are deleted
     if alias != promoted:
         raise Conflict(
             f"the alias champion names version {alias or 'none'}, promoted was {promoted or 'none'}: the "

@@ -29,7 +29,10 @@ class BundleModel:
         self._recommender = recommender
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Answer each row; an empty cell is a field that the request lacks."""
+        """Answer each row; an empty cell is a field that the request lacks.
+
+        A column `k` must be full: beside empty cells pandas makes floats of numbers, which MLflow refuses.
+        """
         from serving.schemas import parse_request
 
         rows = model_input if isinstance(model_input, list) else model_input.to_dict("records")

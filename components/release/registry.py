@@ -224,9 +224,8 @@ class Registry:
             experiment = self._experiment(f"{self.model_name}-steps")
             tags = {"error": error[:5_000]} if error else {}
             run = self._client.create_run(experiment, int(began * 1e3), tags, step)
-            taken = re.compile(r"[^\w. /-]")  # out of names
-            metrics = [Metric(taken.sub("_", name)[:250], value, at, place) for name, value, place in numbers]
-            kept = [Param(name, value[:6_000]) for name, value in params.items()]
+            metrics = [Metric(_name(name), value, at, place) for name, value, place in numbers]
+            kept = [Param(_name(name), value[:6_000]) for name, value in params.items()]
             self._client.log_batch(run.info.run_id, metrics, kept)
             self._client.set_terminated(run.info.run_id, "FAILED" if error else "FINISHED")
 
@@ -331,11 +330,9 @@ class Registry:
             return str(done[0].info.run_id)
         run = self._client.create_run(experiment, tags=dict(tags), run_name=tags["bundle_id"])
         run_id, at = str(run.info.run_id), run.info.start_time
-        self._client.log_batch(
-            run_id,
-            metrics=[Metric(name, value, at, 0) for name, value in metrics.items()],
-            params=[Param(name, value[:6000]) for name, value in params.items()],
-        )
+        numbers = [Metric(name, value, at, 0) for name, value in metrics.items()]
+        texts = [Param(_name(name), value[:6_000]) for name, value in params.items()]
+        self._client.log_batch(run_id, numbers, texts)
         if tags.get("data_hash"):
             self._client.log_inputs(run_id, [_training_data(tags)])
         self._client.log_artifacts(run_id, str(bundle), ARTIFACT)
@@ -351,6 +348,11 @@ class Registry:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
+
+
+def _name(text: str) -> str:
+    """Return a name that MLflow takes: profiles of a shop and its items may be named otherwise."""
+    return re.sub(r"[^\w. /-]", "_", text)[:250]
 
 
 def _training_data(tags: Mapping[str, str]) -> Any:

@@ -7,10 +7,12 @@ names no user, but its reader can test whether an id is in it: so only its owner
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -127,6 +129,14 @@ def forget(home: Path, user_id: str, at: int) -> None:
     times = {one: (_EPOCH + timedelta(microseconds=end)).isoformat() for one, end in sorted(until.items())}
     document = {"kind": "forgotten", "salt": salt.hex(), "until": times}
     write_file(home / FILE, json.dumps(document, indent=1), durable=True, private=True)
+
+
+def fields_of(line: str) -> set[str]:
+    """Return all that may be a field of a CSV line that did not parse: its quotes may be unbalanced."""
+    fields = {field.strip(' "') for field in line.split(",")}
+    with suppress(csv.Error):  # a field of more than 128 KiB
+        fields.update(*csv.reader([line]))
+    return fields
 
 
 def stamp(home: Path, name: str = FILE) -> tuple[int, int] | None:

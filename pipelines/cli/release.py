@@ -294,8 +294,8 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     if new.empty and not removed:
         raise click.UsageError(f"{items} holds no item: give each a line, or --remove ID,ID")
     folder = context.home / "extended"
-    forgotten = Forgotten.load(context.home)
     with locked(context.home / UPDATE_LOCK, "extending the champion"):
+        forgotten = Forgotten.load(context.home)
         bundle_id = extend_index(
             champion.bundle(context.home), retriever, folder, new, removed, forgotten=forgotten
         )

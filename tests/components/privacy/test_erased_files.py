@@ -156,6 +156,25 @@ def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     assert file.read_text().splitlines() == [damaged[1], damaged[3]]
 
 
+@pytest.mark.parametrize(
+    ("user", "line"),
+    [
+        ("Smith, John", json.dumps({"text": '"Smith, John",b1,i1,2026-01-01,extra'})),
+        ("a/b", '{"user_id": "a\\/b", "te'),  # pandas escapes slashes; the line was cut off
+        ("o'neill", json.dumps({"text": "\"unbalanced,o'neill"})),
+    ],
+)
+def test_a_line_that_did_not_parse_is_searched_for_any_form_of_the_id(
+    tmp_path: Path, user: str, line: str
+) -> None:
+    file = tmp_path / "quarantine.jsonl"
+    file.write_text(line + "\n")
+    assert erase_lines(file, "b1") == (user == "Smith, John")
+    file.write_text(line + "\n")
+    assert erase_lines(file, user) == 1
+    assert not file.read_text()
+
+
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
 def test_a_refused_row_may_hold_a_character_that_breaks_lines(tmp_path: Path, mark: str) -> None:
     """JSON leaves these characters as they are; Python's `splitlines` takes them for the end of a line."""

@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from components.data.feast_store import open_feature_store, quiet_feast
 from components.data.ingest_events import ingest_events
-from components.home import Conflict, Running, announced, locked
+from components.home import UPDATE_LOCK, Conflict, Running, announced, locked
 from components.privacy.forget_user import DONE, IN_USE, REMAINS, UNREACHABLE, Report, forget_user
 from components.release.publish_features import publish_features
 from feature_repo.events import read_dataset
@@ -251,6 +251,21 @@ def test_the_copies_of_the_champion_are_the_champion(home: Path) -> None:
     [place] = [place for place in forget_user(settings_of(home), USER).places if place.place == "bundles"]
     assert "in 3 sealed bundles" in place.note
     assert place.note.endswith("; the champion is one: it remains until the next promotion")
+
+
+def test_a_damaged_bundle_is_named_and_a_refresh_that_runs_is_waited_for(home: Path) -> None:
+    """A flipped byte is an OSError without a number; the refresh read the list of users before."""
+    log = home / "bundles" / "b1" / "reference_log.parquet"
+    content = bytearray(log.read_bytes())
+    content[-40] ^= 0xFF
+    log.write_bytes(content)
+    with locked(home / UPDATE_LOCK, "refreshing the champion"):
+        report = forget_user(settings_of(home), USER)
+    notes = {place.place: place.note for place in report.places}
+    assert "bundles/b1" in notes["damaged files"]
+    assert "its bundle may hold the user: repeat when it has ended" in notes["runs and data sets"]
+    assert report.exit_code == 4
+    assert forget_user(settings_of(home), USER).exit_code == 0
 
 
 def test_a_folder_that_is_no_home_is_refused_and_stays_as_it_was(home: Path, tmp_path: Path) -> None:

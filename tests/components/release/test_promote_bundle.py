@@ -286,6 +286,18 @@ def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
             world.rollback()
 
 
+def test_when_all_promoted_versions_are_deleted_the_next_promotion_is_a_first_one(world: World) -> None:
+    world.promote_all(2)
+    for version in ("2", "1"):
+        world.registry._client.delete_model_version(NAME, version)
+    world.register("three", 0.18)
+    with pytest.raises(NoChampion, match="version 2 was deleted: promote another one"):
+        world.rollback()
+    result = world.promote("3")
+    assert (result["previous"], result["changed"]) == ("", True)
+    assert read_champion(world.home).version == world.registry.alias("champion") == "3"
+
+
 def test_the_champion_itself_is_no_way_back(world: World) -> None:
     """1, 2, 3 and 2 again were promoted, and 3 is deleted: before 2 came 1."""
     world.promote_all(3)
@@ -319,10 +331,15 @@ def test_another_bundle_under_a_promoted_number_is_a_conflict(world: World) -> N
     world.registry._client.set_model_version_tag(NAME, "1", "bundle_id", "f" * 16)
     with pytest.raises(Conflict, match="version 1 is bundle 'f"):
         world.rollback()
-    world.registry._client.set_model_version_tag(NAME, "2", "bundle_id", "f" * 16)
-    world.register("three", 0.18)
-    with pytest.raises(Conflict, match="its tag bundle_id was changed by hand"):
-        world.promote("3")
+    refused = world.register("three", 0.18)
+    world.promote(refused, dry_run=True)  # a copy of it is under home
+    other = world.registry.version(refused).bundle_id
+    world.registry._client.set_model_version_tag(NAME, "2", "bundle_id", other)
+    champion = read_champion(world.home)
+    for version in (refused, "champion"):
+        with pytest.raises(Conflict, match="its tag bundle_id was changed by hand"):
+            world.promote(version)
+    assert read_champion(world.home) == champion
 
 
 def test_a_broken_history_stops_promotion_and_rollback(world: World) -> None:
@@ -523,8 +540,9 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
     world.sign("2", key, datetime(2026, 11, 3, tzinfo=UTC))
     world.promote(trusted_keys=trusted)
 
-    with pytest.raises(SignatureInvalid, match="going back needs a signature, too"):
-        world.rollback(trusted_keys=trusted)
+    for home in (tmp_path / "another", world.home):  # the first one has no copy of the champion
+        with pytest.raises(SignatureInvalid, match="going back needs a signature, too"):
+            replace(world, home=home).rollback(trusted_keys=trusted)
     assert (read_champion(world.home).version, world.registry.alias("champion")) == ("2", "2")
     world.rollback(key=key, trusted_keys=trusted)
     assert read_champion(world.home).version == "1"

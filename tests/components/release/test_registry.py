@@ -86,9 +86,11 @@ def test_versions_aliases_and_history(registry: Registry, bundle: Path, tmp_path
     assert registry.history() == []
     tags = {"bundle_id": "b1", "cut": "2017-11-27T05:00:00Z", "size_bytes": "5", "metric.ndcg_at_10": "0.16"}
     tags |= {"metric.spoilt": "nan", "metric.lost": "x"}  # a version is found all the same
-    version = registry.add(bundle, tags, {"lr": "0.1"}, {"ndcg_at_10": 0.16, "blend/ndcg_at_10": 0.13})
+    params = {"lr": "0.1", "profiles.home & 50 %": "1"}  # MLflow takes no such name
+    version = registry.add(bundle, tags, params, {"ndcg_at_10": 0.16, "blend/ndcg_at_10": 0.13})
     registry.point("challenger", version)
     [found] = registry.versions()
+    assert set(registry._client.get_run(found.run_id).data.params) == {"lr", "profiles.home _ 50 _"}
     known = (found.version, found.bundle_id, found.aliases, found.size_bytes)
     assert known == ("1", "b1", ("challenger",), 5)
     assert found.metrics == {"ndcg_at_10": 0.16}
