@@ -82,7 +82,7 @@ def test_set_up_installs_the_lock_with_uv_where_pip_has_no_index_of_its_own(
 def test_an_environment_whose_making_was_interrupted_is_made_again(tmp_path: Path) -> None:
     """Python is in it and pip is not. The interpreter's path has a space."""
     half, given = tmp_path / "venv" / "bin" / "python", tmp_path / "my python" / "python3"
-    programs = {half: 'case "$*" in *pip*) exit 1;; esac', given: f'echo "$@" >> "{tmp_path}/calls"'}
+    programs = {half: 'case "$*" in "-m pip "*) exit 1;; esac', given: f'echo "$@" >> "{tmp_path}/calls"'}
     for program, does in programs.items():
         program.parent.mkdir(parents=True)
         program.write_text(f"#!/bin/sh\n{does}\n")

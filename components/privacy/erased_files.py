@@ -123,7 +123,8 @@ def erase_lines(file: Path, user_id: str, dry_run: bool = False) -> int:
         try:
             return _is_of(read_json(line), user_id)
         except (ValueError, AttributeError):
-            return user_id in line or user_id.replace("/", r"\/") in line  # pandas writes slashes so
+            escaped = json.dumps(user_id, ensure_ascii=False)[1:-1].replace("/", r"\/")  # as pandas does
+            return user_id in line or escaped in line
 
     lines = _lines(file)
     kept = [line for line in lines if not is_of_user(line)]

@@ -312,7 +312,7 @@ class _Erasure:
                     for left in self.home.glob(".refresh-*"):  # of a refresh that was killed
                         shutil.rmtree(left, ignore_errors=True)
             except Conflict as error:
-                busy = f"{error}; its bundle may hold the user: repeat when it has ended"
+                busy = str(error).removesuffix("; nothing was changed") + ": its bundle may hold the user"
             for part in (self.home / "runs").glob("*/artifacts/*/*.part"):
                 complete_dataset(part)
         logged = files(self.settings.prediction_log_dir, "*.parquet")  # also of mirrored requests
@@ -362,8 +362,8 @@ class _Erasure:
             notes.append(f"delete by hand: {', '.join(by_hand)}")
         if len(by_hand) < len(others):
             notes.append(
-                "those of runs go when three newer runs have ended; that of the run which the champion was "
-                "made from, when a later training is champion"
+                "those of runs go when three newer runs have ended; the champion's run keeps its own until a "
+                "later training is champion"
             )
         place.note = "; ".join(notes)
         return place
@@ -372,7 +372,7 @@ class _Erasure:
         try:
             return names_user(bundle, self.user_id)
         except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            if isinstance(error, OSError) and not is_damage(error):
+            if not is_damage(error):
                 raise
             self.damaged.add(bundle)
             return 0

@@ -67,7 +67,7 @@ def fit(
         inputs, rows, there = inputs_of(data, chosen, alone)
         logits = call(inputs)
         if alone:
-            logits = torch.zeros(there.shape).masked_scatter(there, logits)
+            logits = logits.new_zeros(there.shape).masked_scatter(there, logits)
         loss = hard_loss(logits, torch.from_numpy(label[rows]) * there, there, settings.pointwise_weight)
         if soft is None:
             return loss
@@ -157,17 +157,17 @@ def inputs_of(
     Args:
         data: the examples.
         lists: their numbers.
-        alone: candidates come as (real rows, ·), without the rows that pad: a sixth of those in training.
+        alone: the candidates' inputs are (real rows, ·): of all rows in training, a sixth only pad.
 
     Returns:
-        The inputs, (lists, longest, ·); the row numbers, (lists, longest); which of them are real.
+        The inputs, those of candidates (lists, longest, ·); the row numbers, (lists, longest); which are real.
     """
     rows, there = pad(data.start, lists)
-    asked = rows[there] if alone else rows
+    wanted = rows[there] if alone else rows
     return (
         Inputs(
-            torch.from_numpy(data.dense[asked]),
-            torch.from_numpy(data.categorical[asked].astype(np.int64)),
+            torch.from_numpy(data.dense[wanted]),
+            torch.from_numpy(data.categorical[wanted].astype(np.int64)),
             torch.from_numpy(data.history[lists].astype(np.int64)),
             torch.from_numpy(data.history_weight[lists].astype(np.float32)),
             torch.from_numpy(data.basket[lists].astype(np.int64)),

@@ -37,7 +37,7 @@ class OnnxRanker:
         self.is_flat = len(self.session.get_inputs()[0].shape) == 2
 
     def feed(self, data: RankerExamples, rows: np.ndarray, lists: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the graph's inputs for lists of equal length: rows (q, m), lists (q,)."""
+        """Return the graph's inputs for lists (q,) of rows (q, m); rows of a flat graph may also be (n,)."""
         picked = rows.ravel() if self.is_flat else rows
         made = {
             "dense": lambda: data.dense[picked],

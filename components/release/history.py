@@ -36,7 +36,7 @@ class Promotion:
     action: str  # promote | rollback | restore
     version: str
     bundle_id: str
-    previous: str  # version; empty for the first
+    previous: str  # version; empty for the first, and for one after all others were deleted
     at: str
     before: str = ""  # SHA-256 of the line before; empty for the first
 

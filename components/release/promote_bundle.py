@@ -163,7 +163,7 @@ def rollback(
         now, versions = registry.alias(CHAMPION), stack(history)
         if history and history[-1].version == now and _was_killed(registry, root, history):
             return _complete(registry, root, history[-1], dry_run)
-        if now is not None and not versions:
+        if now is not None and not _left(registry, versions):
             if not dry_run:
                 registry.unpoint(CHAMPION, now)
             return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
@@ -226,8 +226,8 @@ def _sign_way_back(
     """
     place = place_under(home, target.bundle_id)
     if last and trusted_keys:  # another home may have promoted it
-        with suppress(BundleInvalid, NoChampion):
-            fetch_bundle(registry, home, _promoted(registry, last))
+        with suppress(BundleInvalid, RegistryRefused):  # what it says of the champion holds up no way back
+            fetch_bundle(registry, home, replace(registry.version(last.version), bundle_id=last.bundle_id))
     after = place_under(home, last.bundle_id) if last else None
     if key is None:
         if trusted_keys:
@@ -257,7 +257,7 @@ def verified_history(registry: Registry, home: Path) -> list[Promotion]:
 
 
 def champion_line(registry: Registry, home: Path) -> Promotion | None:
-    """Return the line that made the champion; None before the first, or when no promoted version is left.
+    """Return the line that made the champion; None before the first, or if no version is left to go back to.
 
     Raises:
         Conflict: the alias names another version.
@@ -265,8 +265,8 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
     history = verified_history(registry, home)
     last, alias = history[-1] if history else None, registry.alias(CHAMPION)
     promoted = last.version if last else None
-    if alias is None and not set(stack(history)) & {one.version for one in registry.versions()}:
-        return None  # MLflow takes the alias along with a version: all that were promoted are deleted
+    if alias is None and not _left(registry, stack(history)):
+        return None  # MLflow deletes the alias with its version
     if alias != promoted:
         raise Conflict(
             f"the alias champion names version {alias or 'none'}, promoted was {promoted or 'none'}: the "
@@ -274,6 +274,11 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
             f"moves it back, then `{command(home, 'promote VERSION')}` sends a version through the gate"
         )
     return last
+
+
+def _left(registry: Registry, versions: Sequence[str]) -> bool:
+    """Say whether any of some versions was not deleted."""
+    return not {one.version for one in registry.versions()}.isdisjoint(versions)
 
 
 def _promoted(registry: Registry, line: Promotion) -> Version:
@@ -363,8 +368,11 @@ def _signature(
     Raises:
         RegistryUnreachable: the registry does not give them.
     """
+    last = before or next(reversed(registry.history()), None)
     try:
-        after = fetch_bundle(registry, home, _promoted(registry, before)) if before else None
+        after = fetch_bundle(registry, home, _promoted(registry, last)) if last else None
+    except NoChampion:  # deleted from the registry, but no signature may become older by that
+        after = place_under(home, last.bundle_id) if last else None
     except BundleInvalid:  # as with a champion that no trusted key signed: there is no order to keep
         after = None
     try:

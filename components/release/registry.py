@@ -351,8 +351,8 @@ class Registry:
 
 
 def _name(text: str) -> str:
-    """Return a name that MLflow takes: profiles of a shop and its items may be named otherwise."""
-    return re.sub(r"[^\w. /-]", "_", text)[:250]
+    """Replace the characters that MLflow refuses: names of profiles and items are free text."""
+    return re.sub(r"[^\w. /-]|/(?=/|$)", "_", text)[:250]
 
 
 def _training_data(tags: Mapping[str, str]) -> Any:

@@ -162,7 +162,8 @@ class ModelCatalogue:
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         _check_registry(registry, record)
         is_champion = registry.alias(CHAMPION) == record.version
-        if not keeps and is_champion and len(registry.history()) > 1:
+        had_another = any(line.previous for line in registry.history() if line.version == record.version)
+        if not keeps and is_champion and had_another:
             self._go_back()
         elif not keeps and record.sealed:
             with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort

@@ -133,10 +133,10 @@ def forget(home: Path, user_id: str, at: int) -> None:
 
 def fields_of(line: str) -> set[str]:
     """Return all that may be a field of a CSV line that did not parse: its quotes may be unbalanced."""
-    fields = {field.strip(' "') for field in line.split(",")}
+    fields = line.split(",")
     with suppress(csv.Error):  # a field of more than 128 KiB
-        fields.update(*csv.reader([line]))
-    return fields
+        fields += next(csv.reader([line], skipinitialspace=True), [])
+    return {field.strip(' "') for field in fields}
 
 
 def stamp(home: Path, name: str = FILE) -> tuple[int, int] | None:

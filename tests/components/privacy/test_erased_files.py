@@ -161,6 +161,8 @@ def test_refused_rows_and_lines_that_did_not_parse(tmp_path: Path) -> None:
     [
         ("Smith, John", json.dumps({"text": '"Smith, John",b1,i1,2026-01-01,extra'})),
         ("a/b", '{"user_id": "a\\/b", "te'),  # pandas escapes slashes; the line was cut off
+        ('a"b', '{"user_id": "a\\"b", "te'),
+        ("Doe, Jane", json.dumps({"text": 'x, "Doe, Jane" ,b2'})),
         ("o'neill", json.dumps({"text": "\"unbalanced,o'neill"})),
     ],
 )

@@ -293,6 +293,10 @@ def test_when_all_promoted_versions_are_deleted_the_next_promotion_is_a_first_on
     world.register("three", 0.18)
     with pytest.raises(NoChampion, match="version 2 was deleted: promote another one"):
         world.rollback()
+    world.registry.point("champion", "3")  # by hand
+    with pytest.raises(Conflict, match="the alias was moved by hand"):
+        world.promote("3")
+    assert world.rollback() == {"version": "", "bundle_id": "", "previous": "3", "changed": True}
     result = world.promote("3")
     assert (result["previous"], result["changed"]) == ("", True)
     assert read_champion(world.home).version == world.registry.alias("champion") == "3"
@@ -546,9 +550,19 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
     assert (read_champion(world.home).version, world.registry.alias("champion")) == ("2", "2")
     world.rollback(key=key, trusted_keys=trusted)
     assert read_champion(world.home).version == "1"
-    (trusted / "revoked.txt").write_text(f"{world.registry.version('2').bundle_id}\n")
+    for version in ("1", "2"):
+        world.registry._client.delete_model_version(NAME, version)
+    world.register("three", 0.18)
+    world.sign("3", key, datetime(2026, 11, 1, tzinfo=UTC))
+    with pytest.raises(GateFailed, match="signed at 2026-11-01T00:00:00Z, before"):
+        world.promote("3", trusted_keys=trusted)  # older than the champion that was deleted
+    world.sign("3", key)
+    world.promote("3", trusted_keys=trusted)
+    world.register("four", 0.19)
+    world.sign("4", key)
+    (trusted / "revoked.txt").write_text(f"{world.registry.version('4').bundle_id}\n")
     with pytest.raises(GateFailed, match="is revoked by"):
-        world.promote("2", trusted_keys=trusted)
+        world.promote("4", trusted_keys=trusted)
 
 
 def test_a_damaged_champion_is_no_fault_of_the_challengers_signature(world: World, tmp_path: Path) -> None:
