@@ -160,7 +160,7 @@ def inputs_of(
         alone: the candidates' inputs are (real rows, ·): of all rows in training, a sixth only pad.
 
     Returns:
-        The inputs, those of candidates (lists, longest, ·); the row numbers, (lists, longest); which are real.
+        The inputs, of candidates (lists, longest, ·); the row numbers, (lists, longest); which are real.
     """
     rows, there = pad(data.start, lists)
     wanted = rows[there] if alone else rows

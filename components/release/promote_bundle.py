@@ -226,7 +226,7 @@ def _sign_way_back(
     """
     place = place_under(home, target.bundle_id)
     if last and trusted_keys:  # another home may have promoted it
-        with suppress(BundleInvalid, RegistryRefused):  # what it says of the champion holds up no way back
+        with suppress(BundleInvalid, RegistryRefused):  # a changed tag of the champion blocks no way back
             fetch_bundle(registry, home, replace(registry.version(last.version), bundle_id=last.bundle_id))
     after = place_under(home, last.bundle_id) if last else None
     if key is None:
