@@ -253,11 +253,20 @@ A_BAD_MINUTE_AT_NIGHT = {
     FULL: "0+0.5x276 138x20",
     WITHOUT_STORE: "0x276 0.5+0.5x20",
 }
+# The endpoint starts again after 50 minutes, and its new processes never answer: their answers stay at 0.
+NEVER_ANSWERED = {
+    **{name: "0+150x200 stale _x99" for name in QUIET if name.startswith("reco_responses")},
+    f'{RESPONSES}"full",degraded_reason="none",pod="b"}}': "_x201 0x99",
+}
 FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "quiet": ({}, set()),
     "under every line": (UNDER_EVERY_LINE, set()),
     "a bad minute at night": (A_BAD_MINUTE_AT_NIGHT, set()),
     "faults": ({FAULTS_OF_OURS: "0+15x300"}, {"CheckoutUnavailable"}),
+    "only faults after a restart": (
+        NEVER_ANSWERED | {FAULTS_OF_OURS: "0x200 0+15x100"},
+        {"CheckoutUnavailable"},
+    ),
     "slow": ({IN_TIME: "0+100x300"}, {"CheckoutSlow"}),
     "less": ({f'{RESPONSES}"popular",degraded_reason="x"}}': "0+1500x300"}, {"CheckoutDegraded"}),
     "without a store": (
@@ -308,6 +317,10 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"CheckoutSaturated"},
     ),
     "rejected": ({REJECTED: "0+100x300"}, {"RequestsRejected"}),
+    "only refusals after a restart": (
+        NEVER_ANSWERED | {REJECTED: "0x200 0+100x100"},
+        {"RequestsRejected"},
+    ),
     "drift": ({'reco_drift_found{look="purchases"}': "1x300"}, {"DriftFound"}),
     "jump": ({'reco_items_raised{look="purchases"}': "2x300"}, {"ItemRaised"}),
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
