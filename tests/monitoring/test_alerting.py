@@ -245,6 +245,9 @@ UNDER_EVERY_LINE = {
     f'{LAG}"0.02"}}': "0+992x300",
     f'{LAG}"0.1"}}': "0+1000x300",
     f'{LAG}"+Inf"}}': "0+1000x300",
+    # Found until 32 minutes ago: a page of a look is kept for 30.
+    'reco_drift_found{look="answers"}': "1x150 0x149",
+    'reco_kpi_dropped{figure="basket_value"}': "1x150 0x149",
     REJECTED: "0+37x300",  # 4.9 % of 450 answers and 300 + 37 refusals
 }
 # A request each 30 s, and a minute without the store: two answers are no cliff.
@@ -322,8 +325,11 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"RequestsRejected"},
     ),
     "drift": ({'reco_drift_found{look="purchases"}': "1x300"}, {"DriftFound"}),
+    # The watch starts again, and its first look takes ten minutes: the page goes on.
+    "drift before a restart": ({'reco_drift_found{look="purchases"}': "1x240 stale _x58"}, {"DriftFound"}),
     "jump": ({'reco_items_raised{look="purchases"}': "2x300"}, {"ItemRaised"}),
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
+    "kpi before a restart": ({'reco_kpi_dropped{figure="conversion"}': "1x240 stale _x58"}, {"KpiDropped"}),
     "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
     "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
     "watch gone": (
