@@ -129,8 +129,9 @@ def drift_of_log(
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
-        days = found["answered_at"].to_pandas().dt.normalize().nunique()
-        return log_tables(found, expected, categories, embeddings), days
+        # Counted back from the last answer: a shop's evening or night may lie on two dates of UTC.
+        at = found["answered_at"].to_pandas()
+        return log_tables(found, expected, categories, embeddings), ((at.max() - at) // DAY).nunique()
 
     empty = f"{log_dir} holds no answer in the window: start `reco serve` or `reco up`, and ask it"
     if others:
