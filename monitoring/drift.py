@@ -222,8 +222,8 @@ def _located(
 ) -> DriftVerdict:
     """Return a verdict that says where its first column moved most, and since when.
 
-    That is the first day whose last seven days passed a line. Where data or the reference end the search, it
-    began before the day that is named.
+    That is the first day whose last seven days passed a line. Days are counted back from the window's end, so
+    one may lie on two dates; the first is named. Where data or the reference end the search, it began before.
     """
     name, since, until, when = verdict.columns[0].name, None, end, "before"
     for _ in range(LOOK_BACK):
