@@ -129,8 +129,9 @@ def drift_of_log(
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
-        days = found["answered_at"].to_pandas().dt.normalize().nunique()
-        return log_tables(found, expected, categories, embeddings), days
+        # Counted back from the last answer: a shop's evening or night may lie on two dates of UTC.
+        at = found["answered_at"].to_pandas()
+        return log_tables(found, expected, categories, embeddings), ((at.max() - at) // DAY).nunique()
 
     empty = f"{log_dir} holds no answer in the window: start `reco serve` or `reco up`, and ask it"
     if others:
@@ -221,8 +222,8 @@ def _located(
 ) -> DriftVerdict:
     """Return a verdict that says where its first column moved most, and since when.
 
-    That is the first day whose last seven days passed a line. Where data or the reference end the search, it
-    began before the day that is named.
+    That is the first day whose last seven days passed a line. Days are counted back from the window's end, so
+    one may lie on two dates; the first is named. Where data or the reference end the search, it began before.
     """
     name, since, until, when = verdict.columns[0].name, None, end, "before"
     for _ in range(LOOK_BACK):

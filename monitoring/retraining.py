@@ -105,7 +105,8 @@ def _key(verdict: DriftVerdict, now: datetime) -> str:
     until = verdict.window.until
     if until is None or until > now:
         return ""
-    return json.dumps([verdict.compared, verdict.window.to_dict()])
+    kind = verdict.compared.partition(" ")[0]  # without the bundle: a training makes another one
+    return json.dumps([kind, verdict.window.to_dict()])
 
 
 _REFUSED = {

@@ -16,7 +16,7 @@ from monitoring.psi import Codes
 
 FALSE_ALARMS = 0.002  # of a column in a window in which nothing changed
 LEAST_WEEKS = 4  # of the reference that hold a value: fewer do not show how much weeks differ
-LEAST_ROWS = 20  # that the window should hold of a level; of rarer ones chance decides
+LEAST_ROWS = 20  # of a level that are expected in the window; of rarer ones chance decides
 ODDS = 1.2  # a smaller change of the odds is true perhaps, but needs no action
 PRIOR_WEEKS = 8  # the weight of all levels in the noise of one: nine weeks say little about one level
 

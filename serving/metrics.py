@@ -188,6 +188,7 @@ _RARE = {
 for _counter, _words in _RARE.items():
     for _word in _words:
         _counter.labels(_word)
+RESPONSES.labels("full", "none")  # two alerts add it to faults or refusals: without a series no sum
 
 
 class ProcessMetrics:

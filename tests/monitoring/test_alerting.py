@@ -245,6 +245,9 @@ UNDER_EVERY_LINE = {
     f'{LAG}"0.02"}}': "0+992x300",
     f'{LAG}"0.1"}}': "0+1000x300",
     f'{LAG}"+Inf"}}': "0+1000x300",
+    # Found until 32 minutes ago: a page of a look is kept for 30.
+    'reco_drift_found{look="answers"}': "1x150 0x149",
+    'reco_kpi_dropped{figure="basket_value"}': "1x150 0x149",
     REJECTED: "0+37x300",  # 4.9 % of 450 answers and 300 + 37 refusals
 }
 # A request each 30 s, and a minute without the store: two answers are no cliff.
@@ -253,11 +256,20 @@ A_BAD_MINUTE_AT_NIGHT = {
     FULL: "0+0.5x276 138x20",
     WITHOUT_STORE: "0x276 0.5+0.5x20",
 }
+# The endpoint starts again after 50 minutes, and its new processes never answer: their answers stay at 0.
+NEVER_ANSWERED = {
+    **{name: "0+150x200 stale _x99" for name in QUIET if name.startswith("reco_responses")},
+    f'{RESPONSES}"full",degraded_reason="none",pod="b"}}': "_x201 0x99",
+}
 FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
     "quiet": ({}, set()),
     "under every line": (UNDER_EVERY_LINE, set()),
     "a bad minute at night": (A_BAD_MINUTE_AT_NIGHT, set()),
     "faults": ({FAULTS_OF_OURS: "0+15x300"}, {"CheckoutUnavailable"}),
+    "only faults after a restart": (
+        NEVER_ANSWERED | {FAULTS_OF_OURS: "0x200 0+15x100"},
+        {"CheckoutUnavailable"},
+    ),
     "slow": ({IN_TIME: "0+100x300"}, {"CheckoutSlow"}),
     "less": ({f'{RESPONSES}"popular",degraded_reason="x"}}': "0+1500x300"}, {"CheckoutDegraded"}),
     "without a store": (
@@ -308,9 +320,16 @@ FAULTS: dict[str, tuple[dict[str, str], set[str]]] = {
         {"CheckoutSaturated"},
     ),
     "rejected": ({REJECTED: "0+100x300"}, {"RequestsRejected"}),
+    "only refusals after a restart": (
+        NEVER_ANSWERED | {REJECTED: "0x200 0+100x100"},
+        {"RequestsRejected"},
+    ),
     "drift": ({'reco_drift_found{look="purchases"}': "1x300"}, {"DriftFound"}),
+    # The watch starts again, and its first look takes ten minutes: the page goes on.
+    "drift before a restart": ({'reco_drift_found{look="purchases"}': "1x240 stale _x58"}, {"DriftFound"}),
     "jump": ({'reco_items_raised{look="purchases"}': "2x300"}, {"ItemRaised"}),
     "kpi": ({'reco_kpi_dropped{figure="conversion"}': "1x300"}, {"KpiDropped"}),
+    "kpi before a restart": ({'reco_kpi_dropped{figure="conversion"}': "1x240 stale _x58"}, {"KpiDropped"}),
     "retraining": ({"reco_retraining_failed": "1x300"}, {"RetrainingFailed"}),
     "watch": ({'reco_watch_success_timestamp_seconds{look="kpi"}': "-9999x300"}, {"WatchSilent"}),
     "watch gone": (

@@ -367,6 +367,16 @@ def test_a_till_with_a_wrong_clock_adds_no_day(
     assert "on 5 days, a whole week" in verdict.reason
 
 
+def test_answers_of_four_days_on_six_dates_are_no_whole_week(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, day: Day
+) -> None:
+    # From 23:45 on a Monday to midnight on a Saturday.
+    made = records(600, bundle_id, seed=5, minutes=15)[95:481]
+    verdict = drift_of_log(bundle, log(made), Window(day(-1), day(6)))
+    assert verdict.status == "insufficient_data"
+    assert "on 5 days, a whole week" in verdict.reason
+
+
 def test_fallbacks_are_shown_and_no_reason_to_retrain(
     records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
 ) -> None:

@@ -41,6 +41,21 @@ def test_one_window_starts_one_run_only(tmp_path: Path) -> None:
     assert (again.allowed, "this window" in again.reason) == (False, True)
 
 
+def test_a_window_starts_no_second_run_when_another_bundle_is_champion(tmp_path: Path) -> None:
+    first, second, answers = (
+        replace(verdict(), compared=f"{compared} of bundle {bundle}")
+        for compared, bundle in (
+            ("purchases with those before the cut", "a"),
+            ("purchases with those before the cut", "b"),
+            ("answers", "b"),
+        )
+    )
+    claim_retrain(first, tmp_path, NOW)
+    later = NOW + timedelta(days=3)
+    assert "this window" in claim_retrain(second, tmp_path, later).reason
+    assert claim_retrain(answers, tmp_path, later).allowed, "the window of another kind"
+
+
 @pytest.mark.parametrize("started_at", ["2024-03-01T12:00:59.123456+00:00", "2024-03-01T13:00:59+01:00"])
 def test_times_of_starts_are_shown_to_the_minute_in_utc(tmp_path: Path, started_at: str) -> None:
     claim_retrain(verdict(), tmp_path, NOW)

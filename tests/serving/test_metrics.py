@@ -55,6 +55,14 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
     assert metric("reco_request_seconds_bucket", le="0.01", **labels) == sooner
 
 
+@pytest.mark.slow
+def test_answers_are_counted_from_0() -> None:
+    """An endpoint that never answered must still page: alerts divide by the sum of answers and faults."""
+    code = "from serving.metrics import exposition; print(exposition()[0].decode())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'reco_responses_total{degraded_reason="none",rung="full"} 0.0\n' in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "label", "words"),
     [
