@@ -96,6 +96,7 @@ def look(
         with _or_a_line(lines, f"jumps of {name}: not looked at"):
             jumps = find(settings)
             gauges.raised.labels(name).set(len(jumps or ()))
+            gauges.success.labels(f"jumps of {name}").set(time.time())
             lines.append(f"jumps of {name}: {_named(jumps)}")
     began = min((verdict.since for verdict in verdicts if verdict.since is not None), default=None)
     with _or_a_line(lines, "kpi: not looked at"):

@@ -41,7 +41,9 @@ def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> Non
     assert [line.split(": ")[0] for line in lines] == names
     assert lines[3] == "jumps of purchases: too few baskets or lists to know"
     assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == 0
-    assert gauges.registry.get_sample_value("reco_watch_success_timestamp_seconds", {"look": "kpi"}) is None
+    success = "reco_watch_success_timestamp_seconds"
+    for failed in ("kpi", "jumps of answers"):
+        assert gauges.registry.get_sample_value(success, {"look": failed}) is None
 
 
 def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path) -> None:
@@ -59,6 +61,9 @@ def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path
         write_segment(tmp_path / "offline_store" / EVENTS, table.cast(EVENT_SCHEMA), f"{number}.parquet")
         lines = look(Settings(home=tmp_path), gauges, None)
         assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == number
+        assert gauges.registry.get_sample_value(
+            "reco_watch_success_timestamp_seconds", {"look": "jumps of purchases"}
+        )
     assert any(line.startswith("jumps of purchases: item-400 0.00% -> ") for line in lines), lines
 
 
