@@ -9,6 +9,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -28,6 +29,7 @@ class WatchGauges:
         self._columns: dict[str, set[str]] = {}  # look -> the columns whose PSI is shown
         self.raised = made("items_raised", "Items whose share jumped in the last window.", "look")
         self.retraining = made("retraining_failed", "1 if the last retraining failed, else 0.")
+        self.failed_at: datetime | None = None  # since when `retraining` is 1
         self.sessions = made("kpi_sessions", "Complete sessions.", "rung")
         self.conversion = made("kpi_conversion_ratio", "Share of sessions with an accepted item.", "rung")
         self.revenue = made("kpi_revenue_per_session", "Value of accepted items, shop's currency.", "rung")
@@ -58,6 +60,11 @@ class WatchGauges:
             self.psi.labels(look, name).set(value)
         self._columns[look] = set(values)
         self.success.labels(look).set(time.time())
+
+    def show_retraining(self, went_well: bool) -> None:
+        """Set the gauge of the last retraining, and remember when it began to fail."""
+        self.failed_at = None if went_well else self.failed_at or datetime.now(UTC)
+        self.retraining.set(float(not went_well))
 
     def show_kpi(self, by_rung: Mapping[str, Kpi], at_risk: AtRisk, drops: list[Drop]) -> None:
         """Set the gauges of the KPIs; a figure without data keeps no old value."""

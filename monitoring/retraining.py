@@ -8,6 +8,7 @@ the caller takes the record back (`release_retrain`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -98,6 +99,30 @@ def started_run(home: Path) -> str:
     """Return the run of the last start; empty without a start or a noted run."""
     last = _read(home / STATE)
     return last["run_id"] if last else ""
+
+
+def newest_result(
+    trainings: Iterable[tuple[str, datetime, bool | None]], run_id: str, failed_at: datetime | None
+) -> bool | None:
+    """Return whether the newest training that ended since a start went well; None: not known.
+
+    A person may have trained again by hand meanwhile. Nothing is known, too, if the run was deleted: any
+    training may be older.
+
+    Args:
+        trainings: newest first. Of each the run, when it was created, and whether it went well; None: it
+            works, or was stopped.
+        run_id: of the start; empty if the start was refused.
+        failed_at: when a start was refused; only later trainings count.
+    """
+    newest = None
+    for name, created_at, went_well in trainings:
+        if not run_id and (failed_at is None or created_at < failed_at):
+            return newest
+        newest = went_well if newest is None else newest
+        if name == run_id:
+            return newest
+    return None if run_id else newest
 
 
 def _key(verdict: DriftVerdict, now: datetime) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from feature_repo.events import Dataset, lines_bought
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
+from serving.errors import BundleInvalid
 from serving.prediction_log import feature_names, feature_rows
 from serving.release.manifest import read_manifest
 from serving.stages.item_index import read_faiss
@@ -102,9 +104,14 @@ class Embeddings:
 
     @classmethod
     def of(cls, bundle: Path) -> Embeddings:
-        """Take the index of a bundle; there are no regions yet."""
-        item_ids = read_statistics(bundle / "statistics").item_ids
-        return cls.of_index(read_faiss(bundle / "index.faiss"), item_ids)
+        """Take the index of a bundle; there are no regions yet.
+
+        Raises:
+            BundleInvalid: a file is damaged.
+        """
+        with _damage_named(bundle):
+            item_ids = read_statistics(bundle / "statistics").item_ids
+            return cls.of_index(read_faiss(bundle / "index.faiss"), item_ids)
 
     @classmethod
     def of_index(cls, index: Any, item_ids: Sequence[str] | np.ndarray) -> Embeddings:
@@ -316,13 +323,27 @@ def _weeks(at: pd.Series) -> np.ndarray:
 
 
 def bundle_categories(bundle: Path) -> dict[str, str]:
-    """Return the category of each item that a bundle's catalogue holds."""
-    statistics = read_statistics(bundle / "statistics")
+    """Return the category of each item that a bundle's catalogue holds.
+
+    Raises:
+        BundleInvalid: a file is damaged.
+    """
+    with _damage_named(bundle):
+        statistics = read_statistics(bundle / "statistics")
     names = read_vocabulary(bundle / "statistics")["category"]
     codes = statistics.categorical[:, LEVELS.index("category")]
     return {
         item: names[code] for item, code in zip(statistics.item_ids.tolist(), codes.tolist(), strict=True)
     }
+
+
+@contextlib.contextmanager
+def _damage_named(bundle: Path) -> Iterator[None]:
+    """Name the bundle in the errors that Faiss and NumPy raise for a cut file."""
+    try:
+        yield
+    except (RuntimeError, EOFError) as error:
+        raise BundleInvalid(f"bundle {bundle} can't be read ({error}): fetch the bundle again") from error
 
 
 def bundle_reference(bundle: Path, name: str) -> pa.Table:

@@ -18,6 +18,8 @@ from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from monitoring.verdict import DriftVerdict
     from pipelines.inspect.earnings import Earnings
 
@@ -250,8 +252,8 @@ def watch(
             return launch.retrain(context.home, verdict, sys.stderr, REST)
         return launch.retrain_on_cluster(context.home, verdict, cluster(), REST)
 
-    def result() -> bool | None:
-        return launch.cluster_result(context.home, cluster())
+    def result(failed_at: datetime | None) -> bool | None:
+        return launch.retraining_result(context.home, cluster() if pipelines else None, failed_at)
 
     stop = threading.Event()
     with on_stop(stop.set):
@@ -262,7 +264,7 @@ def watch(
             start if retrain else None,
             stop,
             context.say,
-            result if pipelines else None,
+            result if retrain else None,
         )
     context.answer({"looks": looks}, f"{looks} looks")
 

@@ -81,10 +81,12 @@ def read_earnings(
     Raises:
         NothingToJoin: the log or the purchases are empty.
     """
-    answers = read_log(settings.prediction_log_dir, _since(settings.prediction_log_dir), features=False)
+    log_dir, now = settings.prediction_log_dir, datetime.now(UTC)
+    # An endpoint's clock may have been ahead: no answer is newer than now.
+    answers = read_log(log_dir, _since(log_dir, now), now, features=False)
     if not len(answers):
         raise NothingToJoin(
-            f"{settings.prediction_log_dir} holds no answer: start `reco serve` or `reco up`, and ask it; "
+            f"{log_dir} holds no answer: start `reco serve` or `reco up`, and ask it; "
             f"answers are written every {settings.log_segment_s:g} s"
         )
     purchases = read_purchases(settings.home, dataset)
@@ -116,11 +118,15 @@ def read_earnings(
     )
 
 
-def _since(log_dir: Path) -> datetime | None:
-    """Return where the weeks that are compared begin, before the newest segment; None for an unknown name."""
-    newest = max((segment.name for segment in log_dir.glob("*.parquet")), default="")
+def _since(log_dir: Path, now: datetime) -> datetime | None:
+    """Return where the weeks that are compared begin, before the newest segment; None for an unknown name.
+
+    A segment whose name lies after now does not count.
+    """
+    stamps = (segment.name[:15] for segment in log_dir.glob("*.parquet"))
+    newest = max((stamp for stamp in stamps if stamp <= f"{now:{STAMP}}"), default="")
     try:
-        return datetime.strptime(newest[:15], STAMP).replace(tzinfo=UTC) - READ
+        return datetime.strptime(newest, STAMP).replace(tzinfo=UTC) - READ
     except ValueError:
         return None
 

@@ -32,8 +32,9 @@ REST = WEEK  # between two retrainings: until then a window holds older answers,
 NAMED = 5  # items of a line
 # Starts a retraining for a verdict, and returns what became of it.
 Retrain = Callable[[DriftVerdict], dict[str, Any]]
-# Returns whether the last retraining went well; None: it works, or no run was started.
-Result = Callable[[], bool | None]
+# Takes since when retraining fails, if it does. Returns whether the last one, or a later training, went well;
+# None: it works, or no run was started.
+Result = Callable[[datetime | None], bool | None]
 
 
 def watch_home(
@@ -54,7 +55,7 @@ def watch_home(
         retrain: called with a verdict that found drift; None only reports.
         stop: ends the watch.
         say: takes a line for people.
-        result: asked in each look how the last retraining ended, where `retrain` does not wait for it.
+        result: asked in each look how the last retraining ended, or a later training of a person.
     """
 
     def unless_stopped(verdict: DriftVerdict) -> dict[str, Any]:
@@ -84,9 +85,9 @@ def look(
     verdicts: list[DriftVerdict] = []
     if result is not None:
         with _or_a_line(lines, "retraining: its result is not known"):
-            went_well = result()
+            went_well = result(gauges.failed_at)
             if went_well is not None:  # else it works still, and the one before counts
-                gauges.retraining.set(float(not went_well))
+                gauges.show_retraining(went_well)
     for name, measure in (("answers", _answers), ("purchases", _purchases)):
         with _or_a_line(lines, f"{name}: not looked at"):
             verdict = measure(settings)
@@ -96,6 +97,7 @@ def look(
         with _or_a_line(lines, f"jumps of {name}: not looked at"):
             jumps = find(settings)
             gauges.raised.labels(name).set(len(jumps or ()))
+            gauges.success.labels(f"jumps of {name}").set(time.time())
             lines.append(f"jumps of {name}: {_named(jumps)}")
     began = min((verdict.since for verdict in verdicts if verdict.since is not None), default=None)
     with _or_a_line(lines, "kpi: not looked at"):
@@ -140,7 +142,7 @@ def _act(name: str, verdict: DriftVerdict, gauges: WatchGauges, retrain: Retrain
             if getattr(error, "exit_code", CHECK_FAILED) != CONFLICT:  # else a training works already
                 outcome["promoted"] = False
         if "promoted" in outcome:  # else the last one's result stays
-            gauges.retraining.set(float(not outcome["promoted"] or "failed" in outcome))
+            gauges.show_retraining(outcome["promoted"] and "failed" not in outcome)
         lines.append(f"retraining: {outcome['said']}")
     return lines
 

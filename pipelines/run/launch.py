@@ -213,7 +213,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
     Raises:
         Conflict: another run works under this home.
     """
-    from monitoring.retraining import claim_retrain, release_retrain
+    from monitoring.retraining import claim_retrain, note_run, release_retrain
     from pipelines.run.local_run import StepFailed
 
     before = {run.run_id for run in list_runs(home)}  # an error here must leave no claim
@@ -232,6 +232,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         given = {name: value for name, value in origin.arguments.items() if name not in not_repeated}
         run = start_training(home, given, origin.size, str(given.get("tracking_uri", "")), stream)
     except StepFailed as error:
+        note_run(decision, home, error.run.run_id)
         outcome = {"started": True, "run_id": error.run.run_id, "failed": error.step}
         if step := error.run.outputs().get("promote-bundle"):
             version = step.parameters["Output"]["version"]
@@ -254,7 +255,7 @@ def retrain_on_cluster(
 ) -> dict[str, Any]:
     """Run the last good training of a cluster again for a drift verdict; see `retrain` and `repeat_training`.
 
-    The result of the run is not known yet: the outcome has no `promoted`, see `cluster_result`.
+    The result of the run is not known yet: the outcome has no `promoted`, see `retraining_result`.
     """
     from monitoring.retraining import claim_retrain, note_run, release_retrain
     from pipelines.run.submit import repeat_training
@@ -271,13 +272,26 @@ def retrain_on_cluster(
     return {"started": True, "run_id": submitted.run_id, "said": f"submitted: {submitted.url}"}
 
 
-def cluster_result(home: Path, cluster: Kubeflow) -> bool | None:
-    """Return whether the newest training since `retrain_on_cluster` succeeded; None: none has ended."""
-    from monitoring.retraining import started_run
+def retraining_result(home: Path, cluster: Kubeflow | None, failed_at: datetime | None) -> bool | None:
+    """Return whether the newest training since the last retraining went well; None: none has ended.
+
+    It may be one that a person started or resumed. `failed_at` is when the retraining was refused, if it was.
+    Without a cluster it is the retraining of `retrain`, whose run is noted only if it failed.
+    """
+    from monitoring.retraining import newest_result, started_run
     from pipelines.run.submit import training_since
 
     run_id = started_run(home)
-    return training_since(cluster, run_id) if run_id else None
+    if not run_id and failed_at is None:
+        return None
+    if cluster:
+        return training_since(cluster, run_id, failed_at)
+    went_well = {"done": True, "failed": False}  # a run that was stopped says nothing
+    results = (
+        (run.run_id, datetime.fromisoformat(run.created_at), went_well.get(run.status))
+        for run in list_runs(home)
+    )
+    return newest_result(results, run_id, failed_at)
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:

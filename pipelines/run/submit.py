@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ PASSWORDS = {
 }
 CUT = "train_until"  # an argument of trainings alone
 ENDED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
+WENT_WELL = {"SUCCEEDED": True, "FAILED": False}  # a training that was cancelled says nothing
 
 
 class ApiRefused(RecoError):
@@ -278,24 +280,19 @@ def _stamped(name: str) -> str:
     return f"{name} {time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
 
-def training_since(cluster: Kubeflow, run_id: str) -> bool | None:
-    """Return whether the newest training since a run, with that run, went well; None: not known.
-
-    A person may have trained again by hand meanwhile. A training that was cancelled says nothing. Nothing is
-    known, too, if the run was deleted: any training in the list may be older.
+def training_since(cluster: Kubeflow, run_id: str, failed_at: datetime | None) -> bool | None:
+    """Return whether the newest training since a start went well; None: not known. See `newest_result`.
 
     Raises:
         ApiUnreachable: nothing answers, or something else does.
         ApiRefused: the API wants credentials.
     """
-    newest = None
+    from monitoring.retraining import newest_result
+
     with _experiment(cluster) as (client, experiment_id):
-        for run in _trainings(client, experiment_id):
-            if newest is None and run.state in ("SUCCEEDED", "FAILED"):
-                newest = bool(run.state == "SUCCEEDED")
-            if run.run_id == run_id:
-                return newest
-    return None
+        runs = _trainings(client, experiment_id)
+        results = ((run.run_id, run.created_at, WENT_WELL.get(run.state)) for run in runs)
+        return newest_result(results, run_id, failed_at)
 
 
 def wait_for_run(

@@ -51,6 +51,15 @@ def test_a_drifted_column_is_shown_in_units_of_its_alarm_line(gauges: WatchGauge
     assert _value(gauges, "drift_found", look="labels") == 0, "too little data to know: no old verdict stays"
 
 
+def test_a_retraining_that_fails_again_fails_since_the_first_time(gauges: WatchGauges) -> None:
+    gauges.show_retraining(went_well=False)
+    since = gauges.failed_at
+    gauges.show_retraining(went_well=False)
+    assert (_value(gauges, "retraining_failed"), gauges.failed_at) == (1, since)
+    gauges.show_retraining(went_well=True)
+    assert (_value(gauges, "retraining_failed"), gauges.failed_at) == (0, None)
+
+
 def test_kpis_are_shown_by_rung_and_a_figure_without_data_goes(gauges: WatchGauges) -> None:
     sessions = make_sessions(*shop_visits(2_000), START.replace(year=2025))
     by_rung = summarise_by(sessions, "rung")

@@ -9,6 +9,7 @@ import pytest
 from monitoring.retraining import (
     COOL_DOWN,
     claim_retrain,
+    newest_result,
     note_run,
     release_retrain,
     started_run,
@@ -103,6 +104,26 @@ def test_the_run_of_the_last_start_is_known_once_it_is_noted(tmp_path: Path) -> 
     claim_retrain(verdict(day=2), tmp_path, NOW + COOL_DOWN)
     note_run(first, tmp_path, "r5")
     assert started_run(tmp_path) == "", "a newer start has no run yet"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "failed", "expected"),
+    [
+        ("r3", None, True),
+        ("r2", None, True),
+        ("r9", None, None),
+        ("", None, None),
+        ("", NOW + timedelta(hours=4), None),
+        ("", NOW + timedelta(hours=3), True),
+        ("", NOW, True),
+    ],
+)
+def test_of_trainings_since_a_start_or_a_refusal_the_newest_that_ended_counts(
+    run_id: str, failed: datetime | None, expected: bool | None
+) -> None:
+    results = {"r4": None, "r3": True, "r2": False}
+    trainings = [(name, NOW + timedelta(hours=int(name[1:])), well) for name, well in results.items()]
+    assert newest_result(trainings, run_id, failed) is expected
 
 
 def test_a_newer_start_and_a_refusal_are_not_taken_back(tmp_path: Path) -> None:

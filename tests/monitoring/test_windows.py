@@ -24,6 +24,7 @@ from monitoring.windows import (
     log_tables,
     purchases,
 )
+from serving.errors import BundleInvalid
 from serving.prediction_log import Record, records_to_table
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.stages.retrieval import Quotas
@@ -230,3 +231,15 @@ def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
     seal_bundle(bundle, cut="2024-01-01", settings=RankingSettings(Quotas(), 1.0), made_from={})
     with pytest.raises(FileNotFoundError, match="evaluate it first"):
         bundle_reference(bundle, REFERENCE_LOG)
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "statistics/item_ids.npy"])
+def test_a_cut_file_of_a_bundle_is_an_error_that_names_the_bundle(bundle: Path, name: str) -> None:
+    assert len(Embeddings.of(bundle).item_ids)
+    with (bundle / name).open("r+b") as file:
+        file.truncate(30 if name == "index.faiss" else 0)
+    with pytest.raises(BundleInvalid, match=f"bundle {bundle} can't be read .*: fetch the bundle again"):
+        Embeddings.of(bundle)
+    if name != "index.faiss":
+        with pytest.raises(BundleInvalid, match=f"bundle {bundle} can't be read"):
+            bundle_categories(bundle)

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from pipelines.cli.watch import _kpi_text
 from pipelines.inspect.earnings import read_earnings
 from serving.settings import Settings
 from tests.champions import promote_sealed
+from tests.chaos.procs import free_port
 from tests.monitoring.shop_visits import write_visits
 from tests.pipelines.cli.conftest import PRICE, answered, reco
-from tests.pipelines.conftest import VERDICT
+from tests.pipelines.conftest import VERDICT, promote_run
 
 
 @pytest.mark.parametrize(
@@ -116,3 +118,20 @@ def test_a_port_of_metrics_in_use_is_reported_with_its_option(tmp_path: Path) ->
         port = taken.getsockname()[1]
         done = reco(tmp_path, "watch", "--port", str(port))
     assert (done.exit_code, "choose another one with --port" in done.output) == (4, True)
+
+
+@pytest.mark.parametrize(("options", "expected"), [(["--retrain"], True), ([], None)])
+def test_a_watch_that_retrains_on_this_machine_reads_how_its_trainings_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: bool | None
+) -> None:
+    results: list[bool | None] = []
+
+    def watched(*given: Any) -> int:
+        result = given[-1]
+        results.append(result and result(datetime.now(UTC) - timedelta(hours=1)))
+        return 1
+
+    promote_run(tmp_path)
+    monkeypatch.setattr("pipelines.live.watching.watch_home", watched)
+    assert reco(tmp_path, "watch", "--port", str(free_port()), *options).exit_code == 0
+    assert results == [expected]

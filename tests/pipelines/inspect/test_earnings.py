@@ -54,6 +54,21 @@ def test_of_a_long_log_the_last_ten_weeks_are_read(settings: Settings) -> None:
     assert read_earnings(settings, None, 24).total.sessions > 100
 
 
+def test_a_segment_of_a_clock_that_was_ahead_hides_no_other_answer(settings: Settings) -> None:
+    write_visits(settings, 200)
+    folder = settings.prediction_log_dir
+    file = (folder / "1-000000.parquet").rename(folder / f"{START:{STAMP}}-a.parquet")
+    usual = read_earnings(settings, None, 24)
+    log = pq.read_table(file)
+    ahead = pd.Timestamp.now("UTC").as_unit("us") + pd.Timedelta(weeks=20)
+    far = log.slice(0, 1).to_pandas().assign(answered_at=ahead, at=ahead, request_id="ahead")
+    odd = pa.Table.from_pandas(far, log.schema, preserve_index=False)
+    pq.write_table(odd, folder / f"{ahead:{STAMP}}-a.parquet")
+    found = read_earnings(settings, None, 24)
+    assert (found.total, found.at_risk) == (usual.total, usual.at_risk)
+    assert found.total.sessions > 100
+
+
 @pytest.mark.slow
 def test_how_well_lists_fit_is_compared_within_one_bundle(settings: Settings) -> None:
     """On the last of 70 days shoppers take half as much: with the old bundle, and after a release."""

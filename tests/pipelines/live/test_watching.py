@@ -34,14 +34,18 @@ def test_a_home_with_nothing_is_five_lines_and_no_verdict(tmp_path: Path) -> Non
     gauges = WatchGauges()
     lines = look(Settings(home=tmp_path), gauges, None)
     (tmp_path / "token").write_text("half of\na token")
-    [head, *rest] = look(Settings(home=tmp_path), gauges, None, lambda: bool(read_token(tmp_path / "token")))
+    [head, *rest] = look(
+        Settings(home=tmp_path), gauges, None, lambda _: bool(read_token(tmp_path / "token"))
+    )
     assert head.startswith(f"retraining: its result is not known: {tmp_path}/token holds no token")
     assert rest == lines
     names = ["answers", "purchases", "jumps of answers", "jumps of purchases", "kpi"]
     assert [line.split(": ")[0] for line in lines] == names
     assert lines[3] == "jumps of purchases: too few baskets or lists to know"
     assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == 0
-    assert gauges.registry.get_sample_value("reco_watch_success_timestamp_seconds", {"look": "kpi"}) is None
+    success = "reco_watch_success_timestamp_seconds"
+    for failed in ("kpi", "jumps of answers"):
+        assert gauges.registry.get_sample_value(success, {"look": failed}) is None
 
 
 def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path) -> None:
@@ -59,6 +63,9 @@ def test_an_item_that_jumps_in_the_purchases_is_named_and_counted(tmp_path: Path
         write_segment(tmp_path / "offline_store" / EVENTS, table.cast(EVENT_SCHEMA), f"{number}.parquet")
         lines = look(Settings(home=tmp_path), gauges, None)
         assert gauges.registry.get_sample_value("reco_items_raised", {"look": "purchases"}) == number
+        assert gauges.registry.get_sample_value(
+            "reco_watch_success_timestamp_seconds", {"look": "jumps of purchases"}
+        )
     assert any(line.startswith("jumps of purchases: item-400 0.00% -> ") for line in lines), lines
 
 
@@ -162,14 +169,28 @@ def test_a_training_that_can_never_start_has_failed(error: type[Exception], fail
     assert gauges.registry.get_sample_value("reco_retraining_failed") == failed
 
 
-def test_each_look_asks_how_a_retraining_on_a_cluster_ended(tmp_path: Path) -> None:
+def test_each_look_asks_how_a_retraining_ended_and_says_since_when_it_fails(tmp_path: Path) -> None:
     gauges = WatchGauges()
-    results = iter((None, False, None, True))
-    for value in (0, 1, 1, 0):
-        look(Settings(home=tmp_path), gauges, None, lambda: next(results))
-        assert gauges.registry.get_sample_value("reco_retraining_failed") == value
+    results, times = iter((None, False, None, True)), list[datetime | None]()
 
-    def away() -> bool | None:
+    def result(failed_at: datetime | None) -> bool | None:
+        times.append(failed_at)
+        return next(results)
+
+    def refuse(verdict: DriftVerdict) -> dict[str, Any]:
+        raise ApiUnreachable("nothing answers")
+
+    for value in (0, 1, 1, 0):
+        look(Settings(home=tmp_path), gauges, None, result)
+        assert gauges.registry.get_sample_value("reco_retraining_failed") == value
+        if value:
+            _act("answers", VERDICT, gauges, refuse)  # it fails longer, but not since now
+    assert times[:2] == [None, None]
+    assert times[2] is not None
+    assert times[3] == times[2]
+    assert gauges.failed_at is None, "it ended well"
+
+    def away(failed_at: datetime | None) -> bool | None:
         raise ApiUnreachable("nothing answers")
 
     lines = look(Settings(home=tmp_path), gauges, None, away)

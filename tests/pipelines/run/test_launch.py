@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipelines.run.launch import (
     newest_data,
     promoted,
     retrain,
+    retraining_result,
     run_datasets,
     start_training,
     train_toy_shop,
@@ -246,6 +247,44 @@ def test_a_run_that_failed_in_a_step_starts_the_cool_down_and_says_who_is_champi
     assert (outcome["started"], outcome["promoted"], outcome["failed"]) == (True, is_promoted, step)
     assert says in outcome["said"]
     assert (drifted / "retrain.json").exists()
+
+
+def test_a_retraining_has_failed_until_a_training_ends_well(
+    drifted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch may have restarted since: it remembers no failure."""
+
+    def run_with(status: str) -> Run:
+        run = new_run(drifted, "training", {}, ["promote-bundle"])
+        run.step("promote-bundle").status = status
+        run.save()
+        return run
+
+    def fail(*_: object) -> Run:
+        raise StepFailed(run_with("failed"), "promote-bundle", "worse", 3)
+
+    assert retraining_result(drifted, None, None) is None
+    start_with(monkeypatch, fail)
+    retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert retraining_result(drifted, None, None) is False
+    failed, *_ = list_runs(drifted)
+    run_with("stopped")
+    assert retraining_result(drifted, None, None) is False, "a run that was stopped says nothing"
+    failed.step("promote-bundle").status = "done"  # a person resumed it
+    failed.save()
+    assert retraining_result(drifted, None, None) is True
+    run_with("failed")
+    assert retraining_result(drifted, None, None) is False
+
+
+def test_a_training_after_a_refused_retraining_ends_its_failure(drifted: Path) -> None:
+    failed_at = datetime.now(UTC) + timedelta(hours=1)
+    assert retraining_result(drifted, None, failed_at) is None, "the runs before are older"
+    run = new_run(drifted, "training", {}, ["promote-bundle"])
+    run.created_at = (failed_at + timedelta(minutes=1)).isoformat(timespec="seconds")
+    run.step("promote-bundle").status = "done"
+    run.save()
+    assert retraining_result(drifted, None, failed_at) is True
 
 
 def test_a_run_whose_version_was_replaced_names_the_champion(drifted: Path) -> None:

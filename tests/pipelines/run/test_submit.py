@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +18,7 @@ from kfp import components
 
 from monitoring.retraining import COOL_DOWN
 from monitoring.windows import Window
-from pipelines.run.launch import cluster_result, retrain_on_cluster
+from pipelines.run.launch import retrain_on_cluster, retraining_result
 from pipelines.run.submit import (
     ApiRefused,
     ApiUnreachable,
@@ -153,7 +153,7 @@ class Api(BaseHTTPRequestHandler):
             self.server.recurring[number] = {**document, "recurring_run_id": number}
             return self._answer(self.server.recurring[number])
         if path == "/apis/v2beta1/runs":
-            self.server.runs.append(document)
+            self.server.runs.append({**document, "created_at": datetime.now(UTC).isoformat()})
             return self._answer({"run_id": f"r{len(self.server.runs)}", "state": "PENDING"})
         self._answer({"message": f"no {path}"}, 404)
 
@@ -325,9 +325,12 @@ def test_a_schedule_takes_the_place_of_the_one_before(cluster: Cluster) -> None:
     assert list(cluster.recurring) == ["s0", third["recurring_run_id"]]
 
 
-def run_of(version: str, **parameters: object) -> dict[str, Any]:
+def run_of(
+    version: str, at: datetime = datetime(2024, 1, 1, tzinfo=UTC), **parameters: object
+) -> dict[str, Any]:
     reference = {"pipeline_id": "p1", "pipeline_version_id": version}
-    return {"pipeline_version_reference": reference, "runtime_config": {"parameters": parameters}}
+    given = {"created_at": at.isoformat(), "runtime_config": {"parameters": parameters}}
+    return {"pipeline_version_reference": reference, **given}
 
 
 @pytest.fixture
@@ -379,7 +382,7 @@ def test_drift_submits_one_training_and_a_refusal_does_not_use_the_cool_down(
 
 def test_the_result_of_a_retraining_is_known_when_its_run_has_ended(trained: Cluster, tmp_path: Path) -> None:
     def result() -> bool | None:
-        return cluster_result(tmp_path, trained.asked())
+        return retraining_result(tmp_path, trained.asked(), None)
 
     assert result() is None, "none was started"
     retrain_on_cluster(tmp_path, VERDICT, trained.asked(), COOL_DOWN)
@@ -396,7 +399,7 @@ def test_a_deleted_run_leaves_no_result_to_the_trainings_before_it(trained: Clus
     retrain_on_cluster(tmp_path, VERDICT, trained.asked(), COOL_DOWN)
     trained.runs.pop()
     assert trained.ended["r2"] == "FAILED"
-    assert cluster_result(tmp_path, trained.asked()) is None
+    assert retraining_result(tmp_path, trained.asked(), None) is None
 
 
 def test_a_refused_start_is_not_covered_by_the_result_of_the_run_before(
@@ -409,7 +412,14 @@ def test_a_refused_start_is_not_covered_by_the_result_of_the_run_before(
     with pytest.raises(ApiRefused, match="no disk"):
         retrain_on_cluster(tmp_path, later, trained.asked(), timedelta(0))
     trained.fail = None
-    assert cluster_result(tmp_path, trained.asked()) is None
+    assert retraining_result(tmp_path, trained.asked(), None) is None
+    failed_at = datetime.now(UTC)
+    assert retraining_result(tmp_path, trained.asked(), failed_at) is None
+    trained.runs.append(run_of("v1", failed_at, data="/shop", train_until=""))
+    assert retraining_result(tmp_path, trained.asked(), failed_at) is None, "a training by hand works"
+    for state, expected in (("FAILED", False), ("SUCCEEDED", True)):
+        trained.ended["r6"] = state
+        assert retraining_result(tmp_path, trained.asked(), failed_at) is expected
 
 
 def test_a_token_is_sent_and_a_missing_one_is_reported(cluster: Cluster) -> None:
