@@ -118,6 +118,25 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.slow
+def test_a_missing_package_is_named_and_the_doctor_still_works(tmp_path: Path) -> None:
+    # None in sys.modules: Python takes the package for one that is not installed.
+    start = "import sys; sys.modules.update(dict.fromkeys(['faiss', 'onnxruntime', 'numba']))\n"
+    start += "from pipelines.cli.shell import main; main(prog_name='reco')"
+
+    def without_packages(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-P", "-c", start, "--home", str(tmp_path / "home"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    code, _, said = without_packages("check", "toy")
+    assert (code, said) == (2, "reco: numba is not installed: `reco doctor` names what is missing\n")
+    code, _, said = without_packages("check", "toy", "--debug")
+    assert (code, "Traceback" in said) == (1, True)
+    code, told, said = without_packages("doctor")
+    assert ("packages" in told, said) == (True, ""), (code, told)
+
+
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/data/x")
