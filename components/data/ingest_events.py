@@ -322,7 +322,7 @@ def _read_csv(file: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _header(file: Path) -> list[str]:
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        return next(csv.reader(stream), [])
+        return next((row for row in csv.reader(stream) if row), [])  # PyArrow skips empty lines, too
 
 
 def _items(file: Path | None) -> pd.DataFrame:

@@ -84,12 +84,8 @@ class Registry:
             RegistryRefused: the name or URI is not one we take.
             RegistryUnreachable: nothing answers there.
         """
-        if not is_name(model_name):
-            raise RegistryRefused(
-                f"model name {model_name!r}: expected lower-case letters, digits and '-', at most 63"
-            )
+        database = check_registry(tracking_uri, model_name)
         self.model_name = model_name
-        database = _database(tracking_uri)
         self.tracking_uri = tracking_uri if database is None else f"sqlite:///{database}"
         self._artifacts = None if database is None else (database.parent / "mlflow").as_uri()
         self._client = _client(tracking_uri, database)
@@ -378,16 +374,22 @@ def is_own_place(uri: str, artifacts: str | None) -> bool:
     return any(uri.startswith(store) and is_path(uri.removeprefix(store)) for store in STORES)
 
 
+def check_registry(tracking_uri: str, model_name: str) -> Path | None:
+    """Refuse a URI or a name before anything starts; else return the file of the registry, if it is one."""
+    if not is_name(model_name):
+        expected = "expected lower-case letters, digits and '-', at most 63"
+        raise RegistryRefused(f"model name {model_name!r}: {expected}")
+    return _database(tracking_uri)
+
+
 def _database(tracking_uri: str) -> Path | None:
     """Return the file of a SQLite registry, whose artifacts lie beside it; None for a server."""
     if tracking_uri.startswith("sqlite:///") and len(tracking_uri) > len("sqlite:///"):
         return Path(tracking_uri.removeprefix("sqlite:///")).absolute()
     if tracking_uri.startswith(("http://", "https://")):
         return None
-    scheme = tracking_uri.partition(":")[0]
-    raise RegistryRefused(
-        f"tracking URI with scheme {scheme!r}: expected sqlite:///PATH or http(s)://HOST:PORT"
-    )
+    scheme, expected = tracking_uri.partition(":")[0], "expected sqlite:///PATH or http(s)://HOST:PORT"
+    raise RegistryRefused(f"tracking URI with scheme {scheme!r}: {expected}")
 
 
 def _mlflow_uri(tracking_uri: str) -> str:

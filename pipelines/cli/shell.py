@@ -6,11 +6,13 @@ A command imports the heavy libraries it needs when it runs, so that `reco --hel
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
+from feature_repo.errors import USAGE
 from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
 from pipelines.cli.options import HOME, HOME_HELP
@@ -41,6 +43,12 @@ class Reco(click.Group):
             raise  # a pipe whose reader has ended: Click ends the command without a word
         except KeyboardInterrupt:
             ctx.exit(130)
+        except ModuleNotFoundError as error:
+            package = (error.name or "pipelines").partition(".")[0]
+            if ctx.find_root().meta.get("debug") or find_spec(package):
+                raise  # a module that an installed package lacks, or one of ours, is a bug
+            click.echo(f"reco: {package} is not installed: `reco doctor` names what is missing", err=True)
+            ctx.exit(USAGE)
         except Exception as error:
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):

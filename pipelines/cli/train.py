@@ -235,6 +235,7 @@ def submit(
     model_name: str,
 ) -> None:
     """Run the training pipeline on Kubeflow Pipelines."""
+    from components.release.registry import check_registry
     from pipelines.run.arguments import check_hyper_parameters, complete_arguments
     from pipelines.run.graph import read_spec
     from pipelines.run.launch import check_online_store, check_train_until
@@ -262,6 +263,7 @@ def submit(
         {"--online-store": arguments["online_store"], "--tracking-uri": tracking_uri, "--host": host}
     )
     check_online_store(arguments["online_store"])
+    check_registry(tracking_uri, model_name)
     token = read_token(token_file)
     cluster = Kubeflow(host, experiment, namespace, token)
     submitted = submit_pipeline(equipped(training, image, mount, secret), cluster, arguments)

@@ -1,4 +1,7 @@
-"""This machine and a home -> missing or broken parts, and how to mend them; in seconds, changing nothing."""
+"""This machine and a home -> missing or broken parts, and how to mend them; in seconds, changing nothing.
+
+A check imports the libraries it needs itself: a missing one must not hide the other checks.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ import psutil
 from components.home import command, read_running
 from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.stream.publication import PublicationDamaged, read_publication
-from pipelines.inspect.preview_rules import check_rules
 from pipelines.run.launch import DATA_NAMES
 from pipelines.run.runs import champions_run, list_runs, shops_run
 from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
 from serving.redis.address import host_port
-from serving.release.bundle import verify_files
 from serving.release.champion import FILE as POINTER
 from serving.release.champion import Champion, read_champion
 from serving.release.manifest import read_manifest
@@ -176,6 +177,8 @@ def _cure(home: Path, champion: Champion) -> str:
 
     The registry replaces damaged files. Files that are as their manifest says came from other code.
     """
+    from serving.release.bundle import verify_files
+
     again = _train_again(home)
     try:
         bundle = champion.bundle(home)
@@ -429,6 +432,8 @@ def _rules(settings: Settings) -> Iterator[Finding]:
     file = settings.rules_path
     if not file.is_file():
         return
+    from pipelines.inspect.preview_rules import check_rules
+
     checked = check_rules(file, settings.home)
     mend = f"reco rules check {shlex.quote(str(file))}"
     if checked.refused:

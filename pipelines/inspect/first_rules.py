@@ -8,6 +8,7 @@ from pathlib import Path
 
 from feature_repo.statistics import read_vocabulary
 from serving.errors import NoChampion
+from serving.release.champion import FILE as POINTER
 from serving.release.champion import read_champion
 
 _RESTRICTED = re.compile(
@@ -59,11 +60,18 @@ _MORE = """
 
 
 def first_rules(home: Path) -> str:
-    """Return the text; the champion's departments and categories tell which goods are age-restricted."""
+    """Return the text; the champion's departments and categories tell which goods are age-restricted.
+
+    Raises:
+        NoChampion: the champion pointer is damaged; without one, the text has no ban.
+        BundleInvalid: the champion's bundle is gone or damaged.
+    """
     try:
         place = read_champion(home).bundle(home) / "statistics"
         vocabulary = read_vocabulary(place)
     except NoChampion:
+        if (home / POINTER).exists():
+            raise  # it is damaged: the file would lack the ban
         return f"{_TEXT}# No champion is here yet: `reco items WORDS` shows its categories later.\n{_MORE}"
     bans = [
         f"- name: age-restricted {selector}\n  {selector}: {json.dumps(names, ensure_ascii=False)}\n"

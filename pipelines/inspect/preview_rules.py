@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from feature_repo.errors import RecoError
 from feature_repo.statistics import read_statistics, read_vocabulary
 from serving.errors import NoChampion
+from serving.release.champion import FILE as POINTER
 from serving.release.champion import read_champion
 from serving.shop.rules import NO_RULES, Catalogue, Rules
 from serving.shop.rules_file import MAX_BYTES, RuleProblem, RulesInvalid, rules_of
@@ -62,7 +63,12 @@ class Checked:
 
 
 def check_rules(file: Path, home: Path) -> Checked:
-    """Return the errors of a file, and its rules over the items of a home's champion."""
+    """Return the errors of a file, and its rules over the items of a home's champion.
+
+    Raises:
+        NoChampion: the champion pointer is damaged; without one, no name is looked up.
+        BundleInvalid: the champion's bundle is gone or damaged.
+    """
     try:
         rules, problems = rules_of(_content(file))
     except RulesInvalid as error:
@@ -70,6 +76,8 @@ def check_rules(file: Path, home: Path) -> Checked:
     try:
         champion = read_champion(home)
     except NoChampion:
+        if (home / POINTER).exists():
+            raise  # it is damaged
         return Checked(Rules(rules, [None] * len(rules)), problems, "")
     place = champion.bundle(home) / "statistics"
     bound, missing = Catalogue(read_statistics(place), read_vocabulary(place)).bind(rules)

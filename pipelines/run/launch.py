@@ -142,6 +142,7 @@ def start_training(
 
     Raises:
         ArgumentsInvalid: an argument that the pipeline does not take.
+        RegistryRefused: a tracking URI or model name that only a late step would refuse.
         ValueError: RECO_STORE_URL names a file that no run fills.
         StepFailed: a step raised or died.
         Conflict: another run works under this home.
@@ -153,6 +154,7 @@ def start_training(
     check_train_until(given.get("train_until", ""))
     # These load KFP: the errors above come at once.
     from components.data.feast_store import check_file
+    from components.release.registry import check_registry
     from pipelines.run.graph import read_spec
     from pipelines.run.local_run import start_run
     from pipelines.training import arguments_of, training_of
@@ -168,6 +170,7 @@ def start_training(
     spec = read_spec(training_of(size))
     arguments = complete_arguments(spec, given)
     check_online_store(arguments["online_store"])
+    check_registry(arguments["tracking_uri"], arguments["model_name"])
     return start_run(home, "training", spec, arguments, size, stream, jobs)
 
 

@@ -103,6 +103,12 @@ def test_ids_are_read_as_they_stand(source: Path, tmp_path: Path) -> None:
     assert events["item_id"].tolist() == ["milk, 1 l", "null", "milk, 1 l"]
 
 
+def test_empty_lines_before_the_header_change_nothing(source: Path, tmp_path: Path) -> None:
+    expected = ingested(source, tmp_path / "expected").events
+    (source / "events.csv").write_text(f"\n\r\n{CSV}", encoding="utf-8")
+    pd.testing.assert_frame_equal(ingested(source, tmp_path / "d").events, expected)
+
+
 def test_items_and_time_zone_beside_the_events(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,6 +55,10 @@ SCHEDULE = "schedule --host http://127.0.0.1:1 --data /mnt/reco/offline_store"
         ("recommend --requests - --basket 5", "--basket means nothing with --requests"),
         (SUBMIT, "needs --tracking-uri http"),
         (f"{SUBMIT} {TRACKED}", "they end with the pod that wrote them"),
+        ("run --data toy --model-name My-Shop", "model name 'My-Shop': expected lower-case letters"),
+        ("run --data toy --tracking-uri mlruns", "tracking URI with scheme 'mlruns': expected sqlite:///"),
+        ("run --data toy --tracking-uri sqlite://rel.db", "tracking URI with scheme 'sqlite'"),
+        (f"{SUBMIT} {TRACKED} --volume v --model-name My-Shop", "model name 'My-Shop'"),
         ("run --data toy --param online_store=http://cache", "is no scheme of an online store in Redis"),
         (f"{SUBMIT} {TRACKED} --volume v --online-store rediss+sentinel://cache/shop", "through TLS"),
         (f"{SUBMIT} {TRACKED} --volume v --release --fast", "gate has limits of its own"),
@@ -116,6 +120,25 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.slow
+def test_a_missing_package_is_named_and_the_doctor_still_works(tmp_path: Path) -> None:
+    # None in sys.modules: Python takes the package for one that is not installed.
+    start = "import sys; sys.modules.update(dict.fromkeys(['faiss', 'onnxruntime', 'numba']))\n"
+    start += "from pipelines.cli.shell import main; main(prog_name='reco')"
+
+    def without_packages(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-P", "-c", start, "--home", str(tmp_path / "home"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    code, _, said = without_packages("check", "toy")
+    assert (code, said) == (2, "reco: numba is not installed: `reco doctor` names what is missing\n")
+    code, _, said = without_packages("check", "toy", "--debug")
+    assert (code, "Traceback" in said) == (1, True)
+    code, told, said = without_packages("doctor")
+    assert ("packages" in told, said) == (True, ""), (code, told)
 
 
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pipelines.inspect.first_rules import first_rules
 from serving.shop.rules_file import SECTIONS, parse_rules
 from tests.champions import promote_sealed
+from tests.pipelines.cli.conftest import reco
 
 CATEGORIES = [
     *("CIGARETTES", "CIGARS", "TOBACCO OTHER", "BEERS/ALES", "DOMESTIC WINE", "DUTY FREE LIQUOR"),
@@ -45,6 +46,14 @@ def test_age_restricted_goods_are_a_ready_ban(tmp_path: Path) -> None:
 def test_without_such_goods_nothing_is_banned(tmp_path: Path, has_champion: bool) -> None:
     home = home_with(tmp_path, ["GROCERY"], ["TOMATOES"]) if has_champion else tmp_path
     assert parse_rules(first_rules(home)) == ([], [])
+
+
+def test_beside_a_damaged_pointer_no_file_without_the_ban_is_written(tmp_path: Path) -> None:
+    home = home_with(tmp_path, [], CATEGORIES)
+    (home / "champion.json").write_text("{")
+    done = reco(home, "rules", "init")
+    assert (done.exit_code, "is not a champion pointer" in done.output) == (2, True)
+    assert not (home / "rules.yaml").exists()
 
 
 def test_each_kind_of_rule_is_a_comment_that_can_be_used(tmp_path: Path) -> None:

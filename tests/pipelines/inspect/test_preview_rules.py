@@ -51,6 +51,13 @@ def test_without_a_champion_names_are_not_checked(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path / 'rules.yaml'}: {said}\n"
 
 
+def test_a_damaged_pointer_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("{}")
+    (tmp_path / "champion.json").write_text("{")
+    done = reco(tmp_path, "rules", "check")
+    assert (done.exit_code, "is not a champion pointer" in done.output) == (2, True)
+
+
 def test_a_missing_or_an_oversized_file_is_refused(tmp_path: Path) -> None:
     assert reco(tmp_path, "rules", "check").exit_code == 2
     assert f"write one with `reco --home {tmp_path} rules init`" in reco(tmp_path, "rules", "check").output
