@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -53,6 +54,11 @@ def command(home: Path, words: str) -> str:
     )
     default = configured_home().absolute() == home.absolute()
     return f"{program} {words}" if default else f"{program} --home {shlex.quote(str(home))} {words}"
+
+
+def pasteable(home: Path, text: str) -> str:
+    """Return a text whose commands in backticks can be pasted: most messages do not know the home."""
+    return re.sub("`reco (?=[a-z])", lambda _: f"`{command(home, '')}", text)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import errno
 import json
 import logging
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -163,7 +165,17 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
             wire,
         )
 
-    return _exit_code(serve_given, lambda error: write_line(f"reco serve: {error}"))
+    return _exit_code(serve_given, lambda error: write_line(f"reco serve: {_pasteable(error, given.home)}"))
+
+
+def _pasteable(error: RecoError, home: Path | None) -> str:
+    """Return an error whose commands in backticks can be pasted into the shell that started us."""
+    if home is None:
+        return str(error)
+    program, beside = "reco", Path(sys.executable).with_name("reco")
+    if not shutil.which(program) and beside.exists():  # no environment is active
+        program = shlex.quote(str(beside))
+    return str(error).replace("`reco ", f"`{program} --home {shlex.quote(str(home))} ")
 
 
 def _exit_code(run: Callable[[], None], say_why: Callable[[RecoError], None]) -> int:

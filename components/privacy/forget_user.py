@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.home import UPDATE_LOCK, Conflict, dataset_lock, locked, read_running
+from components.home import UPDATE_LOCK, Conflict, command, dataset_lock, locked, read_running
 from components.privacy.erased_files import (
     bundles,
     complete_dataset,
@@ -236,8 +236,8 @@ class _Erasure:
         if asked or not (self.home / "store").is_dir():
             return []
         note = (
-            f"it is not running and keeps its rows in {self.home / 'store'}: start `reco up` and repeat, or "
-            "delete that folder"
+            f"it is not running and keeps its rows in {self.home / 'store'}: start "
+            f"`{command(self.home, 'up')}` and repeat, or delete that folder"
         )
         return [Place("store of `reco up`", "features of the user's row", state=UNREACHABLE, note=note)]
 

@@ -65,7 +65,7 @@ def fetch_signatures(
     place = fetch_bundle(registry, home, version)
     if missing := set(SIGNATURE_FILES) - registry.names(version):
         raise SignatureInvalid(
-            f"no trusted key signed it, {min(missing)} is missing: reco sign {version.version} --key KEY"
+            f"no trusted key signed it, {min(missing)} is missing: `reco sign {version.version} --key KEY`"
         )
     with linked(place, home) as copy:
         for name in SIGNATURE_FILES:

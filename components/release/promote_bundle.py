@@ -411,7 +411,7 @@ def _judge(
     if fault := measured.get("champion_fault"):
         raise NothingToCompare(
             f"the champion cannot be measured beside the challenger ({fault}); to judge the challenger by "
-            "its own figures alone: reco promote --gate over_champion=0"
+            "its own figures alone: `reco promote --gate over_champion=0`"
         )
     return [verdict("files"), *compare(measured, gate)], measured
 
@@ -439,7 +439,7 @@ def _dataset(datasets: Sequence[Path], wanted: str) -> Path:
     found = ", ".join(f"{path} is {held[0]}" for path, held in hashes.items()) or "there is none"
     raise NothingToCompare(
         f"the gate measures the challenger again on data set {wanted!r:.40}, and {found}: give the data set "
-        "it was evaluated on (reco promote --dataset DIR); without it nothing is promoted"
+        "it was evaluated on (`reco promote --dataset DIR`); without it nothing is promoted"
     )
 
 

@@ -326,9 +326,8 @@ class Registry:
             return str(done[0].info.run_id)
         run = self._client.create_run(experiment, tags=dict(tags), run_name=tags["bundle_id"])
         run_id, at = str(run.info.run_id), run.info.start_time
-        numbers = [Metric(name, value, at, 0) for name, value in metrics.items()]
-        texts = [Param(_name(name), value[:6_000]) for name, value in params.items()]
-        self._client.log_batch(run_id, numbers, texts)
+        kept = [Param(_name(name), value[:6_000]) for name, value in params.items()]
+        self._client.log_batch(run_id, [Metric(name, value, at, 0) for name, value in metrics.items()], kept)
         if tags.get("data_hash"):
             self._client.log_inputs(run_id, [_training_data(tags)])
         self._client.log_artifacts(run_id, str(bundle), ARTIFACT)
@@ -377,8 +376,7 @@ def is_own_place(uri: str, artifacts: str | None) -> bool:
 def check_registry(tracking_uri: str, model_name: str) -> Path | None:
     """Refuse a URI or a name before anything starts; else return the file of the registry, if it is one."""
     if not is_name(model_name):
-        expected = "expected lower-case letters, digits and '-', at most 63"
-        raise RegistryRefused(f"model name {model_name!r}: {expected}")
+        raise RegistryRefused(f"model name {model_name!r}: expected a-z, 0-9 and '-', at most 63 of them")
     return _database(tracking_uri)
 
 

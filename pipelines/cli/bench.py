@@ -332,7 +332,7 @@ def drill(
         context.answer([each.to_dict() for each in drills], list_table(drills))
         return
     if not names:
-        raise click.UsageError("no drill named: give one or more of `reco drill --list`, or all")
+        raise click.UsageError("no drill named: give one or more that --list shows, or all")
     chosen: Any = _cases(names[1:]) if is_release else choose_drills(names)
     programs = _programs() if with_alerts else None
     home = train_toy_shop(context.home, sys.stderr) if data else context.home

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from components.home import read_running
+from components.home import pasteable, read_running
 from pipelines.run.launch import MODEL_NAME
 from serving.schemas import MAX_K
 from serving.settings import Settings, configured_home, configured_keys
@@ -57,7 +57,7 @@ class Context:
 
     def say(self, text: str) -> None:
         """Write a line to stderr."""
-        click.echo(text, err=True)
+        click.echo(pasteable(self.home, text), err=True)
 
 
 def read_token(file: Path | None) -> str:
@@ -118,7 +118,8 @@ def common_options(command: Command) -> Command:
     def wrapped(ctx: click.Context, /, home: Path | None, output: str, debug: bool, **options: Any) -> Any:
         root = ctx.find_root()
         root.meta["debug"] = debug or root.params.get("debug")
-        return command(Context(home_of(ctx), output), **options)
+        home = root.meta["home"] = home_of(ctx)
+        return command(Context(home, output), **options)
 
     return wrapped  # type: ignore[return-value]
 

@@ -20,7 +20,14 @@ from pipelines.cli.options import (
     trusted_keys_option,
 )
 from pipelines.cli.rollout import roll_back_traffic
-from pipelines.run.launch import absolute, allowed_ratio, check_data, existing_registry, run_datasets
+from pipelines.run.launch import (
+    absolute,
+    allowed_ratio,
+    check_data,
+    existing_registry,
+    promote_command,
+    run_datasets,
+)
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
 
@@ -301,9 +308,9 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
         )
         version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
-    added = counted(len(new), "new item")
+    added, gate = counted(len(new), "new item"), promote_command(context.home, tracking_uri, model_name)
     text = f"version {version} (bundle {bundle_id}) is challenger: {added}, {len(removed)} removed"
-    context.answer(document, f"{text}\nsend it through the gate: {command(context.home, 'promote')}")
+    context.answer(document, f"{text}\nsend it through the gate: {gate}")
 
 
 def champions_retriever(context: Context) -> Path:
@@ -356,9 +363,10 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         now = pd.Timestamp.now("UTC")
         done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)
         version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+    gate = promote_command(context.home, tracking_uri, model_name)
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "
-        f"{done['joined']} joined\nsend it through the gate: {command(context.home, 'promote')}"
+        f"{done['joined']} joined\nsend it through the gate: {gate}"
     )
     if done["waiting"]:
         text += (

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from components.home import pasteable
 from feature_repo.errors import USAGE
 from feature_repo.ids import closest
 from pipelines.cli import ask, bench, events, release, rollout, rules, serve, train, watch
@@ -53,7 +54,8 @@ class Reco(click.Group):
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):
                 raise
-            click.echo(f"reco: {error}", err=True)
+            home = ctx.meta.get("home")  # none before the command began
+            click.echo(f"reco: {pasteable(home, str(error)) if home else error}", err=True)
             ctx.exit(code)
 
 

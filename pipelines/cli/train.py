@@ -40,7 +40,7 @@ OF_OPTIONS = {  # parameters of the pipeline that an option sets, also by its de
     "train_until": "--train-until",
     "model_name": "--model-name",
     "tracking_uri": "--tracking-uri",
-    "home": "--home, or --state of `reco submit`",
+    "home": "--home, or --state of submit",
 }
 
 

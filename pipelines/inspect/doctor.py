@@ -409,6 +409,8 @@ def _signals(url: str) -> Iterator[Finding]:
 
 
 def _runs(settings: Settings) -> Iterator[Finding]:
+    from pipelines.run.launch import promote_command
+
     run = next(list_runs(settings.home), None)
     if run is None:
         yield Finding("last run", "ok", "none yet")
@@ -419,7 +421,9 @@ def _runs(settings: Settings) -> Iterator[Finding]:
         why = f"failed at {failed.name}: {failed.error.splitlines()[0]}" if failed else "stopped"
         # The same step on the same inputs fails the same gate: what helps is to look at the comparison.
         refused = failed is not None and failed.error.startswith("GateFailed")
-        mend = "reco promote --dry-run" if refused else f"reco run --resume {run.run_id}"
+        uri, name = (str(run.arguments.get(key, "")) for key in ("tracking_uri", "model_name"))
+        compare = promote_command(settings.home, uri, name, "promote --dry-run")
+        mend = compare if refused else f"reco run --resume {run.run_id}"
         yield Finding("last run", "warn", f"{run.run_id}: {why}", mend)
 
 

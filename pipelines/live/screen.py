@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from components.home import pasteable
 from pipelines.inspect.signals import read_samples
 from pipelines.live.supervisor import State, tail
 from pipelines.tables import counted, table
@@ -96,6 +97,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print one line, above the screen."""
+        text = pasteable(self._home, text)
         if self._live:
             self._live.console.print(text, markup=False, highlight=False)
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
-from feature_repo.errors import USAGE, RecoError
+from feature_repo.errors import USAGE, RecoError, without_password
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
@@ -130,6 +130,15 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
             f"{file} is no registry: train with `{command(home, 'run --data DIR')}`, or give --tracking-uri"
         )
     return uri
+
+
+def promote_command(home: Path, tracking_uri: str, model_name: str, words: str = "promote") -> str:
+    """Return the command that reads this registry, without the password that its URI may hold."""
+    if tracking_uri not in ("", default_tracking_uri(home)):
+        words += f" --tracking-uri {shlex.quote(without_password(tracking_uri))}"
+    if model_name not in ("", MODEL_NAME):
+        words += f" --model-name {shlex.quote(model_name)}"
+    return command(home, words)
 
 
 def start_training(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -60,8 +59,7 @@ def read_champion(home: Path) -> Champion:
         champion = Champion(**given | {"bundle_id": str(content["bundle_id"])})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NoChampion(
-            f"{home} has no champion: train one with `reco --home {shlex.quote(str(home))} run`, "
-            "or point --home at one"
+            f"{home} has no champion: train one with `reco run`, or point --home at one"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         fault = f"{error.__class__.__name__}: {error}"

@@ -88,7 +88,7 @@ def _check_order(signed: Signed, after: Path, trust: _Trust) -> None:
     if signed.at < now.at:
         raise SignatureInvalid(
             f"{signed.bundle_id} was signed at {signed.at:%FT%TZ}, before {now.bundle_id}, which answers: "
-            "going back needs a signature, too (reco rollback --key KEY)"
+            "going back needs a signature, too (`reco rollback --key KEY`)"
         )
 
 
@@ -121,7 +121,7 @@ def _read_statement(file: Path, predicate: str, trust: _Trust) -> tuple[dict[str
         if envelope["payloadType"] != PAYLOAD:
             raise ValueError(f"payload type {str(envelope['payloadType'])!r:.60}")
     except FileNotFoundError as error:
-        raise SignatureInvalid(f"{file} is missing: sign the bundle (reco sign)") from error
+        raise SignatureInvalid(f"{file} is missing: sign the bundle (`reco sign`)") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SignatureInvalid(f"{file} is no signature ({error}): sign the bundle again") from error
     key = next((key for key in trust.keys if any(_is_signed(key, payload, one) for one in signatures)), None)

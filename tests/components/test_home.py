@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from components.home import Conflict, Running, announced, command, locked, read_running, write_json
+from components.home import (
+    Conflict,
+    Running,
+    announced,
+    command,
+    locked,
+    pasteable,
+    read_running,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_document(tmp_path: Path) -> None:
@@ -24,6 +33,13 @@ def test_a_command_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.argv", [".venv/bin/reco", "doctor"])
     monkeypatch.setenv("PATH", str(tmp_path))
     assert command(tmp_path / "my shop", "run") == ".venv/bin/reco run", "no environment is active"
+
+
+def test_the_commands_of_a_message_can_be_pasted(tmp_path: Path) -> None:
+    home = tmp_path / "my reco shop"
+    text = pasteable(home, f"{home} is damaged: `reco promote champion`, or `reco run`")
+    assert text == f"{home} is damaged: `{command(home, 'promote champion')}`, or `{command(home, 'run')}`"
+    assert pasteable(home, text) == text, "a command that names its home stays as it is"
 
 
 def test_the_conflict_names_the_holder_of_the_lock(tmp_path: Path) -> None:

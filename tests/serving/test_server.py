@@ -20,7 +20,7 @@ import pytest
 
 from feature_repo.schema import DENSE_NAMES
 from serving.prediction_log import feature_names, feature_rows, read_log
-from serving.server import end_with, serve
+from serving.server import end_with, main, serve
 from serving.settings import SettingInvalid, Settings
 from tests.chaos.listening import listening
 from tests.chaos.procs import eventually
@@ -151,6 +151,26 @@ def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
         code, said = refused_start(toy_bundle, replace(settings, host=host))
         assert code == 2
         assert "RECO_HOST" in said
+
+
+def test_the_cure_in_an_error_names_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `reco serve` prints it, which has become the endpoint by then."""
+    program, home = tmp_path / "bin" / "reco", tmp_path / "my shop"
+    program.parent.mkdir()
+    program.touch()
+    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
+    monkeypatch.setattr("serving.server.log_to", lambda stream: None)
+    monkeypatch.setattr("os.umask", lambda mode: mode)
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no environment is active
+    assert main(["--home", str(home)]) == 2
+    assert f"train one with `{program} --home '{home}' run`" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(program.parent))
+    program.chmod(0o700)
+    assert main(["--home", str(home)]) == 2
+    assert f"train one with `reco --home '{home}' run`" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.home import default_tracking_uri, locked
+from components.home import command, default_tracking_uri, locked
 from components.release.history import Promotion
 from components.release.registry import Registry
 from serving.release.manifest import read_manifest
@@ -67,7 +67,28 @@ def test_items_that_wait_for_a_name_are_counted(shop: Path, monkeypatch: pytest.
     )
     assert f"the table of items in {shop / 'offline_store'}" in last
     done["waiting"] = 0
-    assert "more item" not in reco(shop, "refresh").stdout
+    *_, last = reco(shop, "refresh").stdout.splitlines()
+    assert last == f"send it through the gate: {command(shop, 'promote')}"
+
+
+@pytest.mark.parametrize("update", [["refresh"], ["extend", "--remove", "a"]], ids=" ".join)
+def test_an_update_goes_through_the_gate_of_its_own_registry(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, update: list[str]
+) -> None:
+    done = {"bundle_id": "b1", "until": "2024-06-03", "joined": 1, "waiting": 0}
+    steps = {
+        "pipelines.cli.release.champions_retriever": shop,
+        "components.data.ingest_events.ingest_events": "",
+        "components.retriever.refresh_counts.refresh_counts": done,
+        "components.retriever.extend_index.extend_index": "b1",
+        "components.release.register_bundle.register_bundle": "7",
+    }
+    for step, result in steps.items():
+        monkeypatch.setattr(step, lambda *_, result=result, **__: result)
+    registry = ["--tracking-uri", "https://ann:hunter2@mlflow.example", "--model-name", "shop"]
+    *_, last = reco(shop, *update, *registry).stdout.splitlines()
+    promote = command(shop, "promote --tracking-uri https://mlflow.example --model-name shop")
+    assert last == f"send it through the gate: {promote}"
 
 
 @pytest.mark.slow
@@ -124,8 +145,8 @@ def test_a_version_is_shown_in_tables_for_people(tmp_path: Path, migrated: Path)
     assert reco(tmp_path / "elsewhere", "models", *before).output == shown, "an option counts at each place"
     registry.add(tmp_path / "bundle", {"bundle_id": "b2"}, {}, {})
     registry.point("champion", "2")
-    for command in ("history", "promote"):
-        moved = reco(tmp_path, command)
+    for name in ("history", "promote"):
+        moved = reco(tmp_path, name)
         assert (moved.exit_code, "promoted was 1: the alias was moved by hand" in moved.output) == (4, True)
     registry._client.set_registered_model_tag("checkout-recommender", "promotion.000001", "{}")
     broken = reco(tmp_path, "history")

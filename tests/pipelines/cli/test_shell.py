@@ -47,7 +47,7 @@ SCHEDULE = "schedule --host http://127.0.0.1:1 --data /mnt/reco/offline_store"
         ("run --data toy --param ranker_parms.epochs=1", "did you mean 'ranker_params'"),
         ("run --data toy --param epochs=3", "has no parameter 'epochs'"),
         ("run --param data=./mine", "--param data: give --data"),
-        (f"{SUBMIT} {TRACKED} --volume v --param home=/data", "give --home, or --state of `reco submit`"),
+        (f"{SUBMIT} {TRACKED} --volume v --param home=/data", "give --home, or --state of submit"),
         ("run --resume ''", "--resume is empty: name a run or `last`"),
         ("run --resume last --data complete-journey", "--data means nothing with --resume"),
         ("run --resume last --tracking-uri ''", "--tracking-uri means nothing"),
@@ -148,3 +148,22 @@ def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("pipelines.run.launch.start_training", train)
     done = reco(tmp_path / "home", "run", "--data", "toy")
     assert (done.exit_code, done.output) == (3, "reco: [Errno 30] Read-only file system: '/data/x'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [("serve", "promote champion"), ("runs last", "run"), ("history", "run --data DIR")],
+)
+def test_the_cure_in_an_error_names_the_home_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, cure: str
+) -> None:
+    """Else the command that is pasted changes another home."""
+    (tmp_path / "champion.json").write_text("{")
+    monkeypatch.setattr("sys.argv", [".venv/bin/reco"])
+    monkeypatch.setenv("PATH", str(tmp_path))  # no environment is active
+    for done in (
+        reco(tmp_path / "other", *arguments.split(), "--home", str(tmp_path)),
+        reco(tmp_path, *arguments.split()),
+    ):
+        assert done.exit_code == 2
+        assert f"`.venv/bin/reco --home {tmp_path} {cure}`" in done.stderr

@@ -249,11 +249,14 @@ def test_an_invalid_database_is_reported(tmp_path: Path) -> None:
     ("error", "mend"),
     [
         ("ValueError: no rows\nmore", "run --resume {run_id}"),
-        ("GateFailed: ndcg_at_10 is 0.1, needed 0.2", "promote --dry-run"),  # the same step fails again
+        (
+            "GateFailed: ndcg_at_10 is 0.1, needed 0.2",
+            "promote --dry-run --model-name shop",
+        ),
     ],
 )
 def test_a_failed_run_comes_with_the_command_that_helps(tmp_path: Path, error: str, mend: str) -> None:
-    run = new_run(tmp_path, "training", {}, ["ingest-events", "fit-statistics"])
+    run = new_run(tmp_path, "training", {"model_name": "shop"}, ["ingest-events", "fit-statistics"])
     run.step("ingest-events").status, run.step("fit-statistics").status = "done", "failed"
     run.step("fit-statistics").error = error
     run.save()

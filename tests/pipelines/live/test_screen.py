@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from components.home import command
 from pipelines.live import screen as module
 from pipelines.live.screen import Counted, Screen, described
 from pipelines.live.supervisor import State
@@ -111,10 +112,10 @@ def test_a_file_gets_lines(
     monkeypatch.setattr(module, "LINE_S", 0.01)
     with Screen(tmp_path, as_json=True) as screen:
         screen.show(states)
-        screen.say("ready")
+        screen.say("`reco run` makes more")
         eventually(lambda: len(looks) >= 3)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = {kind: [line for line in lines if line["event"] == kind] for kind in ("parts", "said", "figures")}
     assert [part["name"] for part in kinds["parts"][0]["parts"]] == ["endpoint", "stream", "replay"]
-    assert kinds["said"] == [{"event": "said", "text": "ready"}]
+    assert kinds["said"] == [{"event": "said", "text": f"`{command(tmp_path, 'run')}` makes more"}]
     assert any("answers_per_s" in line for line in kinds["figures"])

@@ -20,7 +20,7 @@ import redis
 import yaml
 from confluent_kafka.admin import AdminClient
 
-from components.home import locked, read_running
+from components.home import command, locked, read_running
 from feature_repo.stream.archive import read_archive
 from feature_repo.stream.kafka import KafkaSettingInvalid, KafkaSettings
 from feature_repo.stream.publication import PublicationDamaged
@@ -321,7 +321,7 @@ def test_the_command_needs_a_free_home(tmp_path: Path) -> None:
     write_champion(tmp_path, CHAMPION)
     with locked(tmp_path / "up.lock", "running `reco up`"):
         twice = reco(tmp_path, "up")
-    assert (twice.exit_code, "running `reco up`" in twice.stderr) == (4, True)
+    assert (twice.exit_code, f"running `{command(tmp_path, 'up')}`" in twice.stderr) == (4, True)
 
 
 def test_the_running_addresses_are_published_until_the_end(

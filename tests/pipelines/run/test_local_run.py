@@ -127,7 +127,12 @@ def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spe
     run, _ = start(tmp_path, spec)
     told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
     assert "--resume" not in told
-    assert f"reco --home {tmp_path} promote --dry-run" in told
+    assert told.endswith(f"reco --home {tmp_path} promote --dry-run")
+    run.arguments |= {"tracking_uri": "https://ann:hunter2@mlflow.example/a", "model_name": "shop"}
+    told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
+    assert told.endswith("promote --dry-run --tracking-uri https://mlflow.example/a --model-name shop"), (
+        "the home's own registry holds another challenger"
+    )
 
 
 def test_only_the_newest_runs_keep_their_artifacts_and_a_resumed_one(

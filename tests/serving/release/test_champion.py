@@ -42,7 +42,7 @@ def test_an_endpoint_needs_id_and_path_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "has no champion: train one with `reco --home {home} run`"),
+        (None, "has no champion: train one with `reco run`"),
         ("", r"not a champion pointer \(it is no JSON\): write it again with `reco promote champion`"),
         ("[]", "not a champion pointer"),
         ('{"bundle_id": "b1"}', "not a champion pointer"),

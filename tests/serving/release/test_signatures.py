@@ -83,7 +83,7 @@ def change_statement(bundle: Path) -> None:
         (lambda b: (b / "statistics" / "price.npy").unlink(), "statistics/price.npy differ"),
         (lambda b: (b / "extra").write_text("more"), "extra differ"),
         (lambda b: (b / "link").symlink_to(b / "ranker.onnx"), "link is no regular file"),
-        (lambda b: (b / "bundle.sig").unlink(), r"bundle.sig is missing: sign the bundle \(reco sign\)"),
+        (lambda b: (b / "bundle.sig").unlink(), r"bundle.sig is missing: sign the bundle \(`reco sign`\)"),
         (lambda b: (b / "provenance.sig").unlink(), "provenance.sig is missing"),
         (lambda b: shutil.copy(b / "bundle.sig", b / "provenance.sig"), "signs 'https://model_signing"),
         (change_statement, "by no trusted key"),
