@@ -217,9 +217,8 @@ class Registry:
 
         at = int(time.time() * 1e3)
         with _reached(self.tracking_uri):
-            experiment = self._experiment(f"{self.model_name}-steps")
-            tags = {"error": error[:5_000]} if error else {}
-            run = self._client.create_run(experiment, int(began * 1e3), tags, step)
+            experiment, tags = self._experiment(f"{self.model_name}-steps"), {"error": error[:5_000]}
+            run = self._client.create_run(experiment, int(began * 1e3), tags if error else {}, step)
             metrics = [Metric(_name(name), value, at, place) for name, value, place in numbers]
             kept = [Param(_name(name), value[:6_000]) for name, value in params.items()]
             self._client.log_batch(run.info.run_id, metrics, kept)
@@ -376,7 +375,8 @@ def is_own_place(uri: str, artifacts: str | None) -> bool:
 def check_registry(tracking_uri: str, model_name: str) -> Path | None:
     """Refuse a URI or a name before anything starts; else return the file of the registry, if it is one."""
     if not is_name(model_name):
-        raise RegistryRefused(f"model name {model_name!r}: expected a-z, 0-9 and '-', at most 63 of them")
+        expected = "expected lower-case letters, digits and '-', at most 63"
+        raise RegistryRefused(f"model name {model_name!r}: {expected}")
     return _database(tracking_uri)
 
 

@@ -48,15 +48,19 @@ class Reco(click.Group):
             package = (error.name or "pipelines").partition(".")[0]
             if ctx.find_root().meta.get("debug") or find_spec(package):
                 raise  # a module that an installed package lacks, or one of ours, is a bug
-            click.echo(f"reco: {package} is not installed: `reco doctor` names what is missing", err=True)
+            _say(ctx, f"{package} is not installed: `reco doctor` names what is missing")
             ctx.exit(USAGE)
         except Exception as error:
             code = exit_code(error)
             if code is None or ctx.find_root().meta.get("debug"):
                 raise
-            home = ctx.meta.get("home")  # none before the command began
-            click.echo(f"reco: {pasteable(home, str(error)) if home else error}", err=True)
+            _say(ctx, str(error))
             ctx.exit(code)
+
+
+def _say(ctx: click.Context, text: str) -> None:
+    home = ctx.meta.get("home")  # none before the command began
+    click.echo(f"reco: {pasteable(home, text) if home else text}", err=True)
 
 
 @click.group(cls=Reco, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
