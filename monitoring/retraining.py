@@ -110,14 +110,14 @@ def newest_result(
     training may be older.
 
     Args:
-        trainings: newest first. Of each the run, when it was created, and whether it went well; None: it
-            works, or was stopped.
+        trainings: newest first. Of each the run, when it was created or worked last, and whether it went
+            well; None: it works, or was stopped.
         run_id: of the start; empty if the start was refused.
         failed_at: when a start was refused; only later trainings count.
     """
     newest = None
-    for name, created_at, went_well in trainings:
-        if not run_id and (failed_at is None or created_at < failed_at):
+    for name, at, went_well in trainings:
+        if not run_id and (failed_at is None or at < failed_at):
             return newest
         newest = went_well if newest is None else newest
         if name == run_id:

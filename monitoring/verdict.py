@@ -94,7 +94,7 @@ class DriftVerdict:
     window: Window
     reference: Window
     columns: tuple[ColumnDrift, ...]
-    since: datetime | None = None  # where the day begins with which the first column passed its line
+    since: datetime | None = None  # the begin of the first day on which a column passed its line
     place: str = ""  # the department or store in which that column moved most
 
     @property

@@ -330,7 +330,7 @@ def bundle_categories(bundle: Path) -> dict[str, str]:
     """
     with _damage_named(bundle):
         statistics = read_statistics(bundle / "statistics")
-    names = read_vocabulary(bundle / "statistics")["category"]
+        names = read_vocabulary(bundle / "statistics")["category"]
     codes = statistics.categorical[:, LEVELS.index("category")]
     return {
         item: names[code] for item, code in zip(statistics.item_ids.tolist(), codes.tolist(), strict=True)
@@ -342,7 +342,7 @@ def _damage_named(bundle: Path) -> Iterator[None]:
     """Name the bundle in the errors that Faiss and NumPy raise for a cut file."""
     try:
         yield
-    except (RuntimeError, EOFError) as error:
+    except (RuntimeError, EOFError, ValueError) as error:
         raise BundleInvalid(f"bundle {bundle} can't be read ({error}): fetch the bundle again") from error
 
 

@@ -188,7 +188,7 @@ _RARE = {
 for _counter, _words in _RARE.items():
     for _word in _words:
         _counter.labels(_word)
-RESPONSES.labels("full", "none")  # two alerts add it to faults or refusals: without a series no sum
+RESPONSES.labels("full", "none")  # two alerts add other series to it: without it they have no sum
 
 
 class ProcessMetrics:

@@ -157,7 +157,7 @@ def inputs_of(
     Args:
         data: the examples.
         lists: their numbers.
-        alone: the candidates' inputs are (real rows, ·): of all rows in training, a sixth only pad.
+        alone: candidates are (real rows, ·): padding, a sixth of the rows in training, is left out.
 
     Returns:
         The inputs, of candidates (lists, longest, ·); the row numbers, (lists, longest); which are real.

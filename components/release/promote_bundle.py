@@ -163,7 +163,7 @@ def rollback(
         now, versions = registry.alias(CHAMPION), stack(history)
         if history and history[-1].version == now and _was_killed(registry, root, history):
             return _complete(registry, root, history[-1], dry_run)
-        if now is not None and not _left(registry, versions):
+        if now is not None and not any_left(registry, versions):
             if not dry_run:
                 registry.unpoint(CHAMPION, now)
             return {"version": "", "bundle_id": "", "previous": now, "changed": not dry_run}
@@ -265,7 +265,7 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
     history = verified_history(registry, home)
     last, alias = history[-1] if history else None, registry.alias(CHAMPION)
     promoted = last.version if last else None
-    if alias is None and not _left(registry, stack(history)):
+    if alias is None and not any_left(registry, stack(history)):
         return None  # MLflow deletes the alias with its version
     if alias != promoted:
         raise Conflict(
@@ -276,7 +276,7 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
     return last
 
 
-def _left(registry: Registry, versions: Sequence[str]) -> bool:
+def any_left(registry: Registry, versions: Sequence[str]) -> bool:
     """Say whether any of some versions was not deleted."""
     return not {one.version for one in registry.versions()}.isdisjoint(versions)
 
@@ -371,7 +371,7 @@ def _signature(
     last = before or next(reversed(registry.history()), None)
     try:
         after = fetch_bundle(registry, home, _promoted(registry, last)) if last else None
-    except NoChampion:  # deleted from the registry, but no signature may become older by that
+    except NoChampion:  # deleted from the registry; this home may still have its copy
         after = place_under(home, last.bundle_id) if last else None
     except BundleInvalid:  # as with a champion that no trusted key signed: there is no order to keep
         after = None

@@ -219,7 +219,7 @@ class Registry:
         with _reached(self.tracking_uri):
             experiment, tags = self._experiment(f"{self.model_name}-steps"), {"error": error[:5_000]}
             run = self._client.create_run(experiment, int(began * 1e3), tags if error else {}, step)
-            metrics = [Metric(_name(name), value, at, place) for name, value, place in numbers]
+            metrics = [Metric(_name(name, "/"), value, at, place) for name, value, place in numbers]
             kept = [Param(_name(name), value[:6_000]) for name, value in params.items()]
             self._client.log_batch(run.info.run_id, metrics, kept)
             self._client.set_terminated(run.info.run_id, "FAILED" if error else "FINISHED")
@@ -344,9 +344,9 @@ class Registry:
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
 
 
-def _name(text: str) -> str:
+def _name(text: str, kept: str = "") -> str:
     """Replace the characters that MLflow refuses: names of profiles and items are free text."""
-    return re.sub(r"[^\w. /-]|/(?=/|$)", "_", text)[:250]
+    return re.sub(rf"[^\w. {kept}-]", "_", text)[:250]
 
 
 def _training_data(tags: Mapping[str, str]) -> Any:

@@ -12,7 +12,8 @@ from components.home import write_json
 from components.release.bundle_copies import fetch_bundle, renew_signatures
 from components.release.examination import Examine, examine_apart
 from components.release.gate import Check, enforce
-from components.release.promote_bundle import promote_bundle, rollback
+from components.release.history import stack
+from components.release.promote_bundle import any_left, promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
 from components.rollout.publishing import place_of, publish_bundle
@@ -162,8 +163,8 @@ class ModelCatalogue:
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         _check_registry(registry, record)
         is_champion = registry.alias(CHAMPION) == record.version
-        had_another = any(line.previous for line in registry.history() if line.version == record.version)
-        if not keeps and is_champion and had_another:
+        others = [version for version in stack(registry.history()) if version != record.version]
+        if not keeps and is_champion and any_left(registry, others):
             self._go_back()
         elif not keeps and record.sealed:
             with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort

@@ -289,6 +289,7 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     import pandas as pd
 
     from components.release.register_bundle import register_bundle
+    from components.release.registry import check_registry
     from components.retriever.extend_index import extend_index, read_new_items
     from feature_repo.stream.erasure import Forgotten
     from pipelines.tables import counted
@@ -300,13 +301,14 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
     new = read_new_items(items) if items else pd.DataFrame({"item_id": pd.Series(dtype=str)})
     if new.empty and not removed:
         raise click.UsageError(f"{items} holds no item: give each a line, or --remove ID,ID")
-    folder = context.home / "extended"
+    folder, uri = context.home / "extended", existing_registry(context.home, tracking_uri)
+    check_registry(uri, model_name)
     with locked(context.home / UPDATE_LOCK, "extending the champion"):
         forgotten = Forgotten.load(context.home)
         bundle_id = extend_index(
             champion.bundle(context.home), retriever, folder, new, removed, forgotten=forgotten
         )
-        version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+        version = register_bundle(folder, uri, model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
     added, gate = counted(len(new), "new item"), promote_command(context.home, tracking_uri, model_name)
     text = f"version {version} (bundle {bundle_id}) is challenger: {added}, {len(removed)} removed"
@@ -344,6 +346,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
 
     from components.data.ingest_events import NO_CUT, ingest_events
     from components.release.register_bundle import register_bundle
+    from components.release.registry import check_registry
     from components.retriever.refresh_counts import refresh_counts
     from feature_repo.stream.erasure import Forgotten
     from pipelines.tables import counted
@@ -351,7 +354,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     if data:
         check_data(data)
     champion, retriever = read_champion(context.home), champions_retriever(context)
-    folder = context.home / "refreshed"
+    folder, uri = context.home / "refreshed", existing_registry(context.home, tracking_uri)
+    check_registry(uri, model_name)
     with (
         locked(context.home / UPDATE_LOCK, "refreshing the champion"),
         tempfile.TemporaryDirectory(dir=context.home, prefix=".refresh-") as scratch,  # `forget` looks there
@@ -362,7 +366,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
         now = pd.Timestamp.now("UTC")
         done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)
-        version = register_bundle(folder, existing_registry(context.home, tracking_uri), model_name)
+        version = register_bundle(folder, uri, model_name)
     gate = promote_command(context.home, tracking_uri, model_name)
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "

@@ -48,7 +48,7 @@ class Reco(click.Group):
             package = (error.name or "pipelines").partition(".")[0]
             if ctx.find_root().meta.get("debug") or find_spec(package):
                 raise  # a module that an installed package lacks, or one of ours, is a bug
-            _say(ctx, f"{package} is not installed: `reco doctor` names what is missing")
+            _say(ctx, f"{package} is not installed: `reco doctor` looks at each package, --debug shows where")
             ctx.exit(USAGE)
         except Exception as error:
             code = exit_code(error)

@@ -26,7 +26,7 @@ import psutil
 from components.home import command, read_running
 from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.stream.publication import PublicationDamaged, read_publication
-from pipelines.run.launch import DATA_NAMES
+from pipelines.run.launch import DATA_NAMES, promote_command
 from pipelines.run.runs import champions_run, list_runs, shops_run
 from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
@@ -409,8 +409,6 @@ def _signals(url: str) -> Iterator[Finding]:
 
 
 def _runs(settings: Settings) -> Iterator[Finding]:
-    from pipelines.run.launch import promote_command
-
     run = next(list_runs(settings.home), None)
     if run is None:
         yield Finding("last run", "ok", "none yet")

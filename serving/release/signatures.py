@@ -88,7 +88,8 @@ def _check_order(signed: Signed, after: Path, trust: _Trust) -> None:
     if signed.at < now.at:
         raise SignatureInvalid(
             f"{signed.bundle_id} was signed at {signed.at:%FT%TZ}, before {now.bundle_id}, which answers: "
-            "going back needs a signature, too (`reco rollback --key KEY`)"
+            "going back needs a signature, too (`reco rollback --key KEY`), any other version a newer one "
+            "(`reco sign VERSION --key KEY`)"
         )
 
 

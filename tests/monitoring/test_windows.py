@@ -233,11 +233,14 @@ def test_a_bundle_that_was_not_evaluated_has_no_reference(bundle: Path) -> None:
         bundle_reference(bundle, REFERENCE_LOG)
 
 
-@pytest.mark.parametrize("name", ["index.faiss", "statistics/item_ids.npy"])
-def test_a_cut_file_of_a_bundle_is_an_error_that_names_the_bundle(bundle: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("index.faiss", 30), *(("statistics/item_ids.npy", size) for size in (0, 60, 200))],
+)
+def test_a_cut_file_of_a_bundle_is_an_error_that_names_the_bundle(bundle: Path, name: str, size: int) -> None:
     assert len(Embeddings.of(bundle).item_ids)
     with (bundle / name).open("r+b") as file:
-        file.truncate(30 if name == "index.faiss" else 0)
+        file.truncate(size)
     with pytest.raises(BundleInvalid, match=f"bundle {bundle} can't be read .*: fetch the bundle again"):
         Embeddings.of(bundle)
     if name != "index.faiss":

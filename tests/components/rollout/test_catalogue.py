@@ -66,10 +66,10 @@ def test_a_version_is_checked_published_sealed_and_undone(
     assert [line.action for line in registry.history()] == ["promote", "promote", "rollback"]
     MlflowClient(uri, uri).delete_model_version("recommender", records[1].version)
     catalogue.undo(records[1])  # a person deleted the bad version in the middle
-    MlflowClient(uri, uri).delete_model_version("recommender", records[0].version)
     register_bundle(evaluated("three", 0.19), uri, "recommender")
     record = record_of(catalogue)
     catalogue.seal(record)
+    MlflowClient(uri, uri).delete_model_version("recommender", records[0].version)
     catalogue.undo(replace(record, sealed=True))  # no version is left to go back to
     assert registry.alias("champion") == record.version
     assert "refused" in MlflowClient(uri, uri).get_model_version("recommender", record.version).tags

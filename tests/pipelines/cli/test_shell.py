@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_and_the_doctor_still_works(tmp_path: Path) -
 
     code, _, said = without_packages("check", "toy")
     assert code == 2
-    assert re.fullmatch(r"reco: numba is not installed: `\S*reco --home \S+ doctor` names .* missing\n", said)
+    assert re.fullmatch(r"reco: numba is not installed: `\S*reco --home \S+ doctor` looks .* where\n", said)
     code, _, said = without_packages("check", "toy", "--debug")
     assert (code, "Traceback" in said) == (1, True)
     code, told, said = without_packages("doctor")

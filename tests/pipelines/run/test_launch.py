@@ -1,6 +1,7 @@
 """Training and retraining without a command line; data sets from runs."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -278,12 +279,13 @@ def test_a_retraining_has_failed_until_a_training_ends_well(
 
 
 def test_a_training_after_a_refused_retraining_ends_its_failure(drifted: Path) -> None:
-    failed_at = datetime.now(UTC) + timedelta(hours=1)
-    assert retraining_result(drifted, None, failed_at) is None, "the runs before are older"
     run = new_run(drifted, "training", {}, ["promote-bundle"])
-    run.created_at = (failed_at + timedelta(minutes=1)).isoformat(timespec="seconds")
     run.step("promote-bundle").status = "done"
     run.save()
+    failed_at = datetime.now(UTC) + timedelta(hours=1)
+    assert retraining_result(drifted, None, failed_at) is None, "the runs before are older"
+    resumed = (failed_at + timedelta(minutes=1)).timestamp()
+    os.utime(run.folder / "state.json", (resumed, resumed))
     assert retraining_result(drifted, None, failed_at) is True
 
 
