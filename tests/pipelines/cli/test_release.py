@@ -36,6 +36,7 @@ def test_one_update_of_the_champion_at_a_time(
 ) -> None:
     """Two would build in one folder, and register each other's bundle."""
     monkeypatch.setattr("pipelines.cli.release.champions_retriever", lambda context: shop)
+    monkeypatch.setattr("pipelines.cli.release.existing_registry", lambda *_: "sqlite:///registry.db")
     with locked(shop / "update.lock", "extending the champion"):
         done = reco(shop, *arguments)
     assert (done.exit_code, "is extending the champion" in done.output) == (4, True), done.output
@@ -54,7 +55,7 @@ def test_items_that_wait_for_a_name_are_counted(shop: Path, monkeypatch: pytest.
     done = {"bundle_id": "b1", "until": "2024-06-03", "joined": 1, "waiting": 2}
     steps = {
         "pipelines.cli.release.champions_retriever": shop,
-        "pipelines.cli.release.existing_registry": "",
+        "pipelines.cli.release.existing_registry": "sqlite:///registry.db",
         "components.data.ingest_events.ingest_events": "",
         "components.retriever.refresh_counts.refresh_counts": done,
         "components.release.register_bundle.register_bundle": "7",
