@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from serving import metrics
 from serving.api.endpoint import _REFUSALS
 from serving.schemas import PRIORITIES, REASONS, RUNGS
+from tests.programs import run_python
 from tests.serving.conftest import metric
 
 # How the code of `serving` writes the reason of a refusal.
@@ -56,11 +57,11 @@ def test_an_answer_is_counted_with_the_time_of_each_stage() -> None:
 
 
 @pytest.mark.slow
-def test_answers_are_counted_from_0() -> None:
+def test_answers_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that never answered must still page: alerts divide by the sum of answers and faults."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)  # Feast sets it where it was loaded before
     code = "from serving.metrics import exposition; print(exposition()[0].decode())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'reco_responses_total{degraded_reason="none",rung="full"} 0.0\n' in done.stdout
+    assert 'reco_responses_total{degraded_reason="none",rung="full"} 0.0\n' in run_python("-c", code)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_second_terminal_uses_the_store_of_reco_up(
         client.hset(row, HISTORY_FIELD, b"whatever")
         alone = reco(tmp_path, "forget", "somebody")
         assert (alone.exit_code, client.exists(row)) == (3, 1)
-        assert "start `reco up` and repeat" in alone.output
+        assert " up` and repeat" in alone.output
         running = Running(valkey[0], "127.0.0.1:1", True)
         with locked(tmp_path / "up.lock", "running `reco up`"), announced(tmp_path, running):
             assert reco(tmp_path, "forget", "somebody").exit_code == 0
