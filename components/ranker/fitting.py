@@ -59,11 +59,10 @@ def fit(
     call: nn.Module = _Logits(model)
     if workers > 1:
         call = DistributedDataParallel(call)
-    label = np.asarray(data.label)
+    label, alone = np.asarray(data.label), model.uses == CANDIDATE
 
     def loss_of(together: np.ndarray, _: np.random.Generator) -> Tensor:
         chosen = together[rank::workers] if len(together) >= workers else together
-        alone = model.uses == CANDIDATE
         inputs, rows, there = inputs_of(data, chosen, alone)
         logits = call(inputs)
         if alone:

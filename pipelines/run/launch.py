@@ -299,14 +299,12 @@ def retraining_result(home: Path, cluster: Kubeflow | None, failed_at: datetime 
     if cluster:
         return training_since(cluster, run_id, failed_at)
     went_well = {"done": True, "failed": False}  # a run that was stopped says nothing
-    worked = [(datetime.fromtimestamp(_saved_at(run), UTC), run) for run in list_runs(home)]
-    worked.sort(key=lambda one: one[0], reverse=True)  # a resumed run is as new as its last step
-    results = ((run.run_id, at, went_well.get(run.status)) for at, run in worked)
+    # A resumed run is as new as its last step.
+    runs = sorted(list_runs(home), key=lambda run: run.saved_at, reverse=True)
+    results = (
+        (run.run_id, datetime.fromtimestamp(run.saved_at, UTC), went_well.get(run.status)) for run in runs
+    )
     return newest_result(results, run_id, failed_at)
-
-
-def _saved_at(run: Run) -> float:
-    return (run.folder / "state.json").stat().st_mtime
 
 
 def train_toy_shop(home: Path, stream: IO[str]) -> Path:

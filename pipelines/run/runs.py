@@ -77,6 +77,11 @@ class Run:
             return "running"
         return "failed" if "failed" in states else "stopped" if states != {"waiting"} else "waiting"
 
+    @property
+    def saved_at(self) -> float:
+        """When the record was last written, seconds since the epoch."""
+        return (self.folder / "state.json").stat().st_mtime
+
     def _is_worked_on(self) -> bool:
         """Return whether the process that saved the record still runs.
 
@@ -84,8 +89,7 @@ class Run:
         began after the last save is another one.
         """
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-            saved_at = (self.folder / "state.json").stat().st_mtime
-            return bool(self.pid) and psutil.Process(self.pid).create_time() <= saved_at + CLOCKS_S
+            return bool(self.pid) and psutil.Process(self.pid).create_time() <= self.saved_at + CLOCKS_S
         return False
 
     def shown_arguments(self) -> dict[str, Any]:
