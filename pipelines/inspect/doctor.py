@@ -26,7 +26,7 @@ import psutil
 from components.home import command, read_running
 from feature_repo.stream.publication import FILE as PUBLICATION
 from feature_repo.stream.publication import PublicationDamaged, read_publication
-from pipelines.run.launch import DATA_NAMES, promote_command
+from pipelines.run.launch import DATA_NAMES, compare_again
 from pipelines.run.runs import champions_run, list_runs, shops_run
 from pipelines.tables import counted
 from serving.errors import BundleInvalid, NoChampion
@@ -419,9 +419,7 @@ def _runs(settings: Settings) -> Iterator[Finding]:
         why = f"failed at {failed.name}: {failed.error.splitlines()[0]}" if failed else "stopped"
         # The same step on the same inputs fails the same gate: what helps is to look at the comparison.
         refused = failed is not None and failed.error.startswith("GateFailed")
-        uri, name = (str(run.arguments.get(key, "")) for key in ("tracking_uri", "model_name"))
-        compare = promote_command(settings.home, uri, name, "promote --dry-run")
-        mend = compare if refused else f"reco run --resume {run.run_id}"
+        mend = compare_again(run) if refused else f"reco run --resume {run.run_id}"
         yield Finding("last run", "warn", f"{run.run_id}: {why}", mend)
 
 

@@ -141,6 +141,12 @@ def promote_command(home: Path, tracking_uri: str, model_name: str, words: str =
     return command(home, words)
 
 
+def compare_again(run: Run) -> str:
+    """Return the command that compares the version of a run that the gate refused."""
+    uri, name = (str(run.arguments.get(key, "")) for key in ("tracking_uri", "model_name"))
+    return promote_command(run.folder.parents[1], uri, name, "promote --dry-run")
+
+
 def start_training(
     home: Path, given: dict[str, Any], size: Size, tracking_uri: str, stream: IO[str], jobs: int = 0
 ) -> Run:

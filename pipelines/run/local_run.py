@@ -19,7 +19,7 @@ from feature_repo.errors import RecoError
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, without_passwords
 from pipelines.run.graph import Outputs, Spec, downstream, step_alone, step_names
-from pipelines.run.launch import promote_command
+from pipelines.run.launch import compare_again
 from pipelines.run.progress import Progress
 from pipelines.run.runs import Run, Size, StepState, drop_artifacts, new_run, read_run, usual_steps
 from pipelines.run.step_order import StepOrder
@@ -38,13 +38,11 @@ class StepFailed(RecoError):
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
         """Take the run, the step, and the step's own last words."""
         message = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
-        home = run.folder.parents[1]
         if cause.startswith("GateFailed"):
-            uri, name = (str(run.arguments.get(key, "")) for key in ("tracking_uri", "model_name"))
             message += "  the new version stays challenger, the champion stays champion\n"
-            message += f"  compare again:          {promote_command(home, uri, name, 'promote --dry-run')}"
+            message += f"  compare again:          {compare_again(run)}"
         else:
-            again = command(home, f"run --resume {run.run_id}")
+            again = command(run.folder.parents[1], f"run --resume {run.run_id}")
             message += f"  this step alone again:  {again} --only {step}\n"
             message += f"  go on from here:        {again}"
         super().__init__(message)
