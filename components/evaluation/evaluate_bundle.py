@@ -130,11 +130,9 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     baselines = {name: Tally.empty() for name in BASELINES}
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
-        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, tasks)
-        counts = Nightly(bundle, purchases)
-        served, pairs = serve(bundle, tasks, counts, baselines)
-        records = _records(bundle, found.whole, counts)
-        frozen, candidates, cold = others.result()
+        others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, found)
+        served, pairs = serve(bundle, tasks, Nightly(bundle, purchases), baselines)
+        candidates, cold, records = others.result()
     window = f"{data.manifest['data_hash']} {start.isoformat()}"
     index = json.loads((bundle.path / INDEX_REPORT).read_bytes())
     results: dict[str, Any] = {
@@ -150,7 +148,6 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
         "hidden_items": int(sum(len(task.hidden) for task in tasks)),
         "out_of_catalogue_ratio": found.out_of_catalogue_ratio,
         "served": summary(served, boot, size),
-        "served_frozen_history": summary(frozen, boot, size),
         "baselines": {name: summary(tally, boot, size) for name, tally in baselines.items()},
         "ratios": {name: ratios(served, tally, boot) for name, tally in baselines.items()},
         "candidates": candidates,
@@ -186,16 +183,13 @@ def window_s(start: pd.Timestamp) -> tuple[float, float]:
 
 
 def _evaluate_beside(
-    bundle_path: Path, items: pd.DataFrame, purchases: Purchases, tasks: list[Task]
-) -> tuple[Tally, dict[str, dict[str, float]], dict[str, Any]]:
-    """Return the tally with histories and counts as at the cut, the recall of each source, and cold users."""
+    bundle_path: Path, items: pd.DataFrame, purchases: Purchases, found: Tasks
+) -> tuple[dict[str, dict[str, float]], dict[str, Any], list[Record]]:
+    """Return the recall of each source, the metrics of cold users, and the served answers' records."""
     bundle = load_bundle(bundle_path)
-    cut_s = pd.Timestamp(bundle.manifest["cut"]).timestamp()
-    frozen = [replace(task, history=task.history.before(cut_s)) for task in tasks]
     counts = Nightly(bundle, purchases)
-    # The bundle's own counts may be later: a champion is refreshed each night.
-    tally, _ = serve(replace(bundle, statistics=counts.statistics[0]), frozen)
-    return tally, _source_recall(bundle, tasks, counts), _cold(bundle, items, purchases, tasks)
+    cold = _cold(bundle, items, purchases, found.hidden)
+    return _source_recall(bundle, found.hidden, counts), cold, _records(bundle, found.whole, counts)
 
 
 def serve(

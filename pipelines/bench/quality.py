@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from components.data.fit_statistics import purchases_of
-from components.evaluation.evaluate_bundle import evaluate, tasks_after
-from components.evaluation.metrics import METRICS
+from components.data.fit_statistics import Purchases, purchases_of
+from components.evaluation.evaluate_bundle import evaluate, serve, tasks_after
+from components.evaluation.metrics import METRICS, Bootstrap, summary
+from components.evaluation.nightly import Nightly
+from components.evaluation.protocol import Task
 from components.measurement import machine_state
 from feature_repo.events import read_dataset
 from pipelines.bench.funnel import (
@@ -34,7 +37,7 @@ from pipelines.bench.report import (
     with_interval,
     write_report,
 )
-from serving.release.bundle import load_bundle
+from serving.release.bundle import Bundle, load_bundle
 
 _SHOWN = ("ndcg_at_10", "recall_at_20", "new_recall_at_20")
 GOALS = (
@@ -78,6 +81,7 @@ def bench_quality(
         "bundle_id": loaded.bundle_id,
         "goals": judge_quality(results),
         **results,
+        "served_frozen_history": _with_frozen_history(loaded, every, purchases),
         "two_stages": compare_with_whole_catalogue(loaded, tasks, purchases),
         "sources": compare_sources(loaded, more, purchases),
         "hidden_items_map": map_hidden_items(loaded, more, purchases),
@@ -88,6 +92,15 @@ def bench_quality(
     results = write_report(out_dir, "quality", figures, quality_table, before)
     draw_quality(results, out_dir / "quality.png")
     return results
+
+
+def _with_frozen_history(bundle: Bundle, tasks: list[Task], purchases: Purchases) -> dict[str, Any]:
+    """Return the metrics of the served path with histories and counts as at the cut."""
+    cut_s = pd.Timestamp(bundle.manifest["cut"]).timestamp()
+    # The bundle's own counts may be later: a champion is refreshed each night.
+    then = replace(bundle, statistics=Nightly(bundle, purchases).statistics[0])
+    tally, _ = serve(then, [replace(task, history=task.history.before(cut_s)) for task in tasks])
+    return summary(tally, Bootstrap([task.user_id for task in tasks]), len(bundle.statistics.item_ids))
 
 
 def judge_quality(results: Mapping[str, Any]) -> list[dict[str, Any]]:

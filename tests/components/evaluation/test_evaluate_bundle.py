@@ -10,16 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.data.fit_statistics import purchases_of
-from components.data.ingest_events import TEST_WINDOW
-from components.evaluation.evaluate_bundle import (
-    _evaluate_beside,
-    as_known,
-    evaluate_bundle,
-    serve,
-    tasks_after,
-)
+from components.evaluation.evaluate_bundle import as_known, evaluate_bundle
 from components.evaluation.nightly import Nightly
-from components.retriever.refresh_counts import refresh_counts
 from feature_repo.events import Dataset, read_dataset, write_dataset
 from serving.answer.recommender import Recommender
 from serving.prediction_log import Record
@@ -60,23 +52,6 @@ def test_a_user_who_was_forgotten_since_is_in_no_golden_request(toy_line: Path, 
     evaluate_bundle(toy_line / "bundle", tmp_path / "dataset", tmp_path / "evaluated")
     asked = [one.request.get("user_id") for one in read_golden(tmp_path / "evaluated")]
     assert asked == [one.request.get("user_id") for one in golden if one.request.get("user_id") != user]
-
-
-@pytest.mark.slow
-def test_history_frozen_at_the_cut_comes_with_the_counts_of_the_cut(toy_line: Path, tmp_path: Path) -> None:
-    """Whenever the bundle was refreshed: its own counts hold the purchases that it is tested on."""
-    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
-    cut, purchases = pd.Timestamp(bundle.manifest["cut"]), purchases_of(data.events)
-    tasks = tasks_after(purchases, bundle.statistics, cut).hidden[-60:]
-    refresh_counts(
-        bundle.path, toy_line / "retriever", toy_line / "dataset", tmp_path / "new", cut + TEST_WINDOW
-    )
-    before, after = (
-        _evaluate_beside(path, data.items, purchases, tasks)[0] for path in (bundle.path, tmp_path / "new")
-    )
-    assert after == before
-    frozen = [replace(task, history=task.history.before(cut.timestamp())) for task in tasks]
-    assert serve(load_bundle(tmp_path / "new"), frozen)[0] != before
 
 
 @pytest.mark.slow

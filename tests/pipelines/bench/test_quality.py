@@ -1,12 +1,21 @@
 """The tables are written whole, from the evaluation of a real bundle."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from components.data.fit_statistics import purchases_of
+from components.data.ingest_events import TEST_WINDOW
+from components.evaluation.evaluate_bundle import serve, tasks_after
+from components.evaluation.metrics import Bootstrap, summary
+from components.retriever.refresh_counts import refresh_counts
+from feature_repo.events import read_dataset
 from pipelines.bench.funnel import sample
-from pipelines.bench.quality import BASELINES, bench_quality
+from pipelines.bench.quality import BASELINES, _with_frozen_history, bench_quality
+from serving.release.bundle import load_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -33,3 +42,21 @@ def test_the_result_files_hold_the_figures(
     assert "Items that the catalogue lacks, sold fewer than five times before the cut" in table
     assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["quality.json", "quality.md", "quality.png"]
+
+
+def test_history_frozen_at_the_cut_comes_with_the_counts_of_the_cut(toy_line: Path, tmp_path: Path) -> None:
+    """Whenever the bundle was refreshed: its own counts hold the purchases that it is tested on."""
+    bundle, data = load_bundle(toy_line / "evaluated"), read_dataset(toy_line / "dataset")
+    cut, purchases = pd.Timestamp(bundle.manifest["cut"]), purchases_of(data.events)
+    tasks = tasks_after(purchases, bundle.statistics, cut).hidden[-60:]
+    refresh_counts(
+        bundle.path, toy_line / "retriever", toy_line / "dataset", tmp_path / "new", cut + TEST_WINDOW
+    )
+    new = load_bundle(tmp_path / "new")
+    before, after = (_with_frozen_history(each, tasks, purchases) for each in (bundle, new))
+    assert after == before
+    frozen = [replace(task, history=task.history.before(cut.timestamp())) for task in tasks]
+    own_counts = summary(
+        serve(new, frozen)[0], Bootstrap([task.user_id for task in tasks]), len(new.statistics.item_ids)
+    )
+    assert own_counts != before
