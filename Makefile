@@ -3,6 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile the same modules again
 
 VENV := .venv
 BIN := $(VENV)/bin
