@@ -178,7 +178,7 @@ def bench_rerank(context: Context, out: Path, data: str) -> Any:
 
 @_measures()
 def bench_compression(context: Context, out: Path) -> Any:
-    """Measure every ranker of the newest run.
+    """Measure every ranker of the champion's run.
 
     Quality, bytes, milliseconds. Needs the artifacts of that run; trains the models it did not train: about a
     quarter of an hour in all.
@@ -190,7 +190,7 @@ def bench_compression(context: Context, out: Path) -> Any:
 
 @_measures()
 def bench_peers(context: Context, out: Path) -> Any:
-    """Compare published methods with the newest run's bundle.
+    """Compare published methods with the champion.
 
     Personal frequency, item-kNN, EASE, UP-CF, TIFU-kNN, ALS, BPR, SASRec and LightGBM, tuned on the weeks
     before the cut. Takes about an hour.
@@ -201,10 +201,10 @@ def bench_peers(context: Context, out: Path) -> Any:
 
 
 def _training_line(context: Context) -> TrainingLine:
-    """Return the artifacts of the newest run of the training pipeline."""
+    """Return the artifacts of the run that trained the champion, with the champion's bundle."""
     from pipelines.bench.compression import TrainingLine
 
-    run = evaluated_run(context.home)
+    run, bundle = evaluated_run(context.home)
     teachers = [
         run.artifacts(step.name) / "ranker" for step in run.steps if step.name.startswith("train-ranker")
     ]
@@ -216,7 +216,7 @@ def _training_line(context: Context) -> TrainingLine:
         pruned=run.artifacts("prune-ranker") / "ranker",
         variants=run.artifacts("quantize-ranker") / "variants",
         compiled=run.artifacts("compile-ranker") / "ranker",
-        bundle=run.artifacts("evaluate-bundle") / "evaluated",
+        bundle=bundle,
         dataset=run.artifacts("ingest-events") / "dataset",
         ranker_params=run.arguments["ranker_params"],
     )

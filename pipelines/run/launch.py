@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -21,7 +22,9 @@ from pipelines.run.runs import (
     RunUnknown,
     Size,
     champions_run,
+    evaluated_runs,
     find_run,
+    lineage,
     list_runs,
     promoted_runs,
     shops_run,
@@ -326,16 +329,24 @@ def train_toy_shop(home: Path, stream: IO[str]) -> Path:
     return home
 
 
-def evaluated_run(home: Path) -> Run:
-    """Return the newest run that still holds an evaluated bundle.
+def evaluated_run(home: Path) -> tuple[Run, Path]:
+    """Return the run that made the champion or its ancestor, and the champion's bundle.
+
+    Without such a run it is the newest one that still holds an evaluated bundle, with this bundle.
 
     Raises:
         RunUnknown: no run holds one.
     """
-    for run in list_runs(home):
-        if (run.artifacts("evaluate-bundle") / "evaluated" / "manifest.json").is_file():
-            return run
-    raise RunUnknown(f"no run under {home} holds an evaluated bundle: run `reco run` first")
+    runs = {bundle_id: run for bundle_id, run in reversed(list(evaluated_runs(home)))}
+    if not runs:
+        raise RunUnknown(f"no run under {home} holds an evaluated bundle: run `reco run` first")
+    with contextlib.suppress(NoChampion):
+        champion = read_champion(home)
+        for bundle_id in lineage(home, champion.bundle_id):
+            if bundle_id in runs:
+                return runs[bundle_id], champion.bundle(home)
+    newest = list(runs.values())[-1]
+    return newest, newest.artifacts("evaluate-bundle") / "evaluated"
 
 
 def run_datasets(home: Path, data: str = "") -> list[Path]:

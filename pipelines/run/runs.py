@@ -28,6 +28,7 @@ from pipelines.run.graph import Outputs
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.champion import FILE as POINTER
 from serving.release.champion import read_champion
+from serving.release.manifest import read_manifest
 
 CLOCKS_S = 2.0  # how far the times of files and of processes may differ
 Size = Literal["full", "default", "fast"]  # of the pipeline: see `pipelines.training`
@@ -213,8 +214,8 @@ def champions_run(home: Path) -> Run | None:
     promoted: dict[str, Run] = {}
     for run in promoted_runs(home):
         promoted.setdefault(run.step("promote-bundle").parameters["Output"]["bundle_id"], run)
-    lineage = _lineage(home, read_champion(home).bundle_id)
-    return next((promoted[bundle_id] for bundle_id in lineage if bundle_id in promoted), None)
+    ids = lineage(home, read_champion(home).bundle_id)
+    return next((promoted[bundle_id] for bundle_id in ids if bundle_id in promoted), None)
 
 
 def promoted_runs(home: Path) -> list[Run]:
@@ -237,16 +238,21 @@ def shops_run(home: Path) -> Run | None:
         return next(iter(promoted_runs(home)), None) if (home / POINTER).exists() else None
 
 
-def _lineage(home: Path, bundle_id: str) -> Iterator[str]:
+def lineage(home: Path, bundle_id: str) -> Iterator[str]:
     """Yield a bundle's id and those of its ancestors, as far as the home holds them."""
-    from serving.release.manifest import read_manifest
-
     while is_name(bundle_id):
         yield bundle_id
         try:
             bundle_id = str(read_manifest(home / "bundles" / bundle_id)["made_from"].get("parent", ""))
         except BundleInvalid:
             return  # it was promoted elsewhere, or removed: its ancestors are unknown
+
+
+def evaluated_runs(home: Path) -> Iterator[tuple[str, Run]]:
+    """Yield the runs that still hold an evaluated bundle, newest first, each after the id of its bundle."""
+    for run in list_runs(home):
+        with contextlib.suppress(BundleInvalid):
+            yield str(read_manifest(run.artifacts("evaluate-bundle") / "evaluated")["bundle_id"]), run
 
 
 def drop_artifacts(home: Path, keep: int, spare: str = "") -> list[str]:

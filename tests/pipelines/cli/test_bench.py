@@ -11,10 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
+from pipelines.bench.compression import TrainingLine
 from pipelines.bench.load.waiting import wait_for
 from pipelines.cli.bench import _require_instruments
 from pipelines.live.up import reco as program
 from pipelines.run.runs import new_run
+from serving.release.bundle import RankingSettings, seal_bundle
+from serving.release.champion import Champion, write_champion
+from serving.stages.retrieval import Quotas
 from tests.pipelines.cli.conftest import reco
 from tests.pipelines.conftest import promote_run
 
@@ -77,6 +81,38 @@ def test_new_items_get_vectors_of_the_champions_own_towers(
     monkeypatch.setattr("pipelines.cli.bench._bundle", lambda context: tmp_path)
     assert reco(tmp_path, "bench", "quality").exit_code == 0
     assert used == [promoted.artifacts("train-retriever") / "checkpoint"]
+
+
+def test_the_rankers_are_those_of_the_champions_run_and_its_bundle_is_the_refreshed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A night was promoted since, and the gate refused a newer run: figures of either name another bundle."""
+
+    def seal(folder: Path, **made_from: str) -> str:
+        folder.mkdir(parents=True)
+        settings = RankingSettings(Quotas(), 1.0)
+        return seal_bundle(folder, cut="2024-01-01", settings=settings, made_from=made_from)
+
+    lines: list[TrainingLine] = []
+
+    def measure(line: TrainingLine, out: Path) -> dict[str, Any]:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "compression.md").touch()
+        lines.append(line)
+        return {}
+
+    monkeypatch.setattr("pipelines.bench.compression.bench_compression", measure)
+    runs = [new_run(tmp_path, "training", {"ranker_params": {}}, ["evaluate-bundle"]) for _ in range(2)]
+    evaluated = [run.artifacts("evaluate-bundle") / "evaluated" for run in runs]
+    trained, _ = (seal(place, data_hash=str(number)) for number, place in enumerate(evaluated))
+    assert reco(tmp_path, "bench", "compression").exit_code == 0
+    assert lines[-1].bundle == evaluated[1], "without a champion the newest run is measured"
+    night = seal(tmp_path / "bundles" / "night", parent=trained)
+    (tmp_path / "bundles" / "night").rename(tmp_path / "bundles" / night)
+    write_champion(tmp_path, Champion(night, "2", "reco", f"bundles/{night}", "2024-01-01", "2024-01-02"))
+    assert reco(tmp_path, "bench", "compression").exit_code == 0
+    assert lines[-1].bundle == tmp_path / "bundles" / night
+    assert lines[-1].dataset == runs[0].artifacts("ingest-events") / "dataset"
 
 
 @pytest.fixture
