@@ -13,12 +13,10 @@ or this home cannot start is skipped with its reason.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -26,7 +24,7 @@ from components.data.feast_store import open_feature_store, quiet_feast
 from feature_repo.snapshots import USER_VIEW
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.bench.load.measured_server import private
-from pipelines.run.runs import list_runs
+from pipelines.run.runs import evaluated_runs, lineage
 from serving.release.champion import Champion
 from serving.settings import Settings
 
@@ -118,12 +116,9 @@ def fill_store(offline_store: Path, feast_home: Path, url: str) -> int:
 
 def ranker_of(home: Path, champion: Champion, step: str) -> Path | None:
     """Return the ranker that a step made on the way to the champion, if its run still has it whole."""
-    for run in list_runs(home):
-        evaluated = run.artifacts("evaluate-bundle") / "evaluated" / "manifest.json"
+    ids = set(lineage(home, champion.bundle_id))
+    for bundle_id, run in evaluated_runs(home):
         ranker = run.artifacts(step) / "ranker"
-        if not all(file.is_file() for file in (evaluated, *(ranker / name for name in RANKER_FILES))):
-            continue
-        manifest: dict[str, Any] = json.loads(evaluated.read_bytes())
-        if manifest["bundle_id"] == champion.bundle_id:
+        if bundle_id in ids and all((ranker / name).is_file() for name in RANKER_FILES):
             return ranker
     return None

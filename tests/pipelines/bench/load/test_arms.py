@@ -1,6 +1,6 @@
 """The arms: their names, commands and environments, and the reasons why one is skipped."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,10 @@ import pytest
 from pipelines.bench.load.arms import ARMS, Arm, LoadSetup, fill_store, ranker_of
 from pipelines.bench.load.goals import OURS, UNOPTIMISED
 from pipelines.run.runs import new_run
+from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion
 from serving.settings import FEASTS_OWN, Settings
+from serving.stages.retrieval import Quotas
 from serving.stores.online_features import RedisStore
 
 SHELL = {
@@ -71,20 +73,26 @@ def test_each_arm_has_its_command(name: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("step", ["distill-ranker", "prune-ranker"])
 def test_a_ranker_is_that_of_the_champions_own_run(step: str, tmp_path: Path) -> None:
-    champion = Champion("b1", "1", "m", "bundle", "2024-01-01", "2024-01-02")
-    assert ranker_of(tmp_path, champion, step) is None
-    for bundle_id in ("b1", "b2"):
+    def seal(folder: Path, **made_from: str) -> str:
+        folder.mkdir(parents=True)
+        settings = RankingSettings(Quotas(), 1.0)
+        return seal_bundle(folder, cut="2024-01-01", settings=settings, made_from=made_from)
+
+    for name in ("promoted", "refused"):
         run = new_run(tmp_path, "training", {}, ["evaluate-bundle", "distill-ranker", "prune-ranker"])
-        evaluated = run.artifacts("evaluate-bundle") / "evaluated"
-        evaluated.mkdir(parents=True)
-        (evaluated / "manifest.json").write_text(json.dumps({"bundle_id": bundle_id}))
+        bundle_id = seal(run.artifacts("evaluate-bundle") / "evaluated", data_hash=name)
         for made in ("distill-ranker", "prune-ranker"):
             (run.artifacts(made) / "ranker").mkdir(parents=True)
-            for name in ("weights.npz", "ranker.onnx"):
-                (run.artifacts(made) / "ranker" / name).touch()
-        if bundle_id == "b1":
-            expected = run.artifacts(step) / "ranker"
+            for file in ("weights.npz", "ranker.onnx"):
+                (run.artifacts(made) / "ranker" / file).touch()
+        if name == "promoted":
+            trained, expected = bundle_id, run.artifacts(step) / "ranker"
+    champion = Champion(trained, "1", "m", "bundle", "2024-01-01", "2024-01-02")
     assert ranker_of(tmp_path, champion, step) == expected
+    night = seal(tmp_path / "bundles" / "night", parent=trained)
+    (tmp_path / "bundles" / "night").rename(tmp_path / "bundles" / night)
+    assert ranker_of(tmp_path, replace(champion, bundle_id=night), step) == expected, "after a refresh, too"
+    assert ranker_of(tmp_path, replace(champion, bundle_id="stranger"), step) is None
     (expected / "ranker.onnx").unlink()
     assert ranker_of(tmp_path, champion, step) is None
 
