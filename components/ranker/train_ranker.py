@@ -134,18 +134,22 @@ def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     """
     z, bought = logits.astype(np.float64), int(label.sum())
     y = np.where(label > 0, (bought + 1) / (bought + 2), 1 / (len(label) - bought + 2))
-    x = np.stack([z, np.ones(len(z))], axis=1)
-    weights = np.array([1.0, np.log(y.mean()) - np.log(np.exp(z).mean())])
-    for _ in range(50):
+    # Steps of at most 1 are right for standardised logits: in wide ones they would overshoot without end.
+    mean, spread = z.mean(), max(z.std(), 1e-6)
+    x = np.stack([(z - mean) / spread, np.ones(len(z))], axis=1)
+    rate = np.log(y.mean() / (1 - y.mean()))
+    weights = np.array([0.0, rate])
+    for _ in range(200):
         p = 1 / (1 + np.exp(-x @ weights))
         hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
         step = np.linalg.solve(hessian, x.T @ (p - y))
         weights = weights - np.clip(step, -1, 1)
         if np.abs(step).max() < 1e-8:
             break
-    if weights[0] < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
-        weights = np.array([MIN_SLOPE, np.log(y.mean() / (1 - y.mean())) - MIN_SLOPE * z.mean()])
-    return float(weights[0]), float(weights[1])
+    slope, at_mean = weights[0] / spread, weights[1]
+    if slope < MIN_SLOPE:  # a falling slope would turn the ranking round: all that is known is the rate
+        slope, at_mean = MIN_SLOPE, rate
+    return float(slope), float(at_mean - slope * mean)
 
 
 def shape_of(artefact: RankerArtefact) -> Shape:

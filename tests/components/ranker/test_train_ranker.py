@@ -272,12 +272,14 @@ def test_the_shape_follows_from_the_data(shop: Path) -> None:
 # -------------------------------------------------------------------------------------- the calibration
 
 
-def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels() -> None:
+@pytest.mark.parametrize("times", [1, 20, 100])
+def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels(times: int) -> None:
+    """Also of a ranker whose logits are far too wide."""
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, 200_000).astype(np.float32)
     label = (rng.random(200_000) < 1 / (1 + np.exp(-(0.7 * logits - 2.0)))).astype(np.int8)
-    slope, intercept = platt(logits, label)
-    assert slope == pytest.approx(0.7, abs=0.02)
+    slope, intercept = platt(logits * times, label)
+    assert slope * times == pytest.approx(0.7, abs=0.02)
     assert intercept == pytest.approx(-2.0, abs=0.03)
 
 
@@ -297,6 +299,14 @@ def test_platt_scaling_never_turns_the_ranking_round() -> None:
     slope, intercept = platt(logits, label)
     assert slope > 0
     assert (1 / (1 + np.exp(-(slope * logits + intercept)))).mean() == pytest.approx(0.25, abs=1e-3)
+
+
+@pytest.mark.parametrize("bought", [0, 50, 200])
+def test_platt_scaling_of_logits_that_are_all_alike_gives_the_purchase_rate(bought: int) -> None:
+    logits = np.full(200, 0.1, np.float32)
+    slope, intercept = platt(logits, np.arange(200) < bought)
+    assert slope > 0
+    assert 1 / (1 + np.exp(-(slope * 0.1 + intercept))) == pytest.approx(bought / 200, abs=6e-3)
 
 
 def test_calibration_finds_the_purchase_rate(plant: Callable[..., RankerExamples]) -> None:
