@@ -25,8 +25,6 @@ from pipelines.bench.funnel import (
 from serving.release.bundle import Bundle, load_bundle
 from serving.stores.online_features import MemoryStore, UserRow
 
-pytestmark = pytest.mark.slow
-
 
 def asked(toy_line: Path, *most: int) -> tuple[Bundle, list[Task], Purchases]:
     """The evaluated bundle, a sample of its test baskets, and all purchases."""
@@ -36,6 +34,15 @@ def asked(toy_line: Path, *most: int) -> tuple[Bundle, list[Task], Purchases]:
     return bundle, sample(read_tasks(purchases, bundle.statistics, *window).hidden, *most), purchases
 
 
+@pytest.mark.parametrize(("count", "most"), [(990, 500), (8_068, 1_500), (500, 500), (3, 500), (0, 500)])
+def test_a_sample_is_of_the_whole_window(count: int, most: int) -> None:
+    rows = list(map(int, sample(range(count), most)))  # type: ignore[arg-type] - any sequence will do
+    assert len(set(rows)) == min(count, most)
+    assert rows == sorted(rows)
+    assert rows[:1] + rows[-1:] == ([0, count - 1] if count else [])
+
+
+@pytest.mark.slow
 def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
     toy_line: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +61,7 @@ def test_two_stages_with_room_for_all_items_answer_as_the_ranker_alone(
     assert all(ms > 20 for ms in found["ms"].values()), "both read the shopper's row"
 
 
+@pytest.mark.slow
 def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
     """A fifth of the favourites are hidden: the shoppers bought them, so history brings them first."""
     bundle, tasks, purchases = asked(toy_line, 30)
@@ -79,6 +87,7 @@ def test_each_source_and_each_hidden_item_has_its_place(toy_line: Path) -> None:
     assert lengths
 
 
+@pytest.mark.slow
 def test_a_perfect_ranker_is_the_ceiling(toy_line: Path) -> None:
     bundle, tasks, purchases = asked(toy_line, 30)
     found = find_ceiling(bundle, tasks, purchases)
@@ -92,6 +101,7 @@ def test_a_perfect_ranker_is_the_ceiling(toy_line: Path) -> None:
     assert truth["ratios"]["recall_at_20"] > 1
 
 
+@pytest.mark.slow
 def test_an_item_that_first_sells_after_the_cut_is_among_the_candidates(
     toy_line: Path, tmp_path: Path
 ) -> None:
