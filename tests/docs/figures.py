@@ -170,9 +170,10 @@ PUBLISHED_METHODS = (
     "The same baskets. The parameters of each method were chosen on the four weeks before the cut, and the\n"
     'test weeks were asked once. "+ own purchases" adds the shopper\'s own items, with a weight that was\n'
     "chosen the same way. SASRec was trained for minutes on a CPU: more training may raise its figures. All\n"
-    "know the shopper's own purchases up to the request. Ours and LightGBM also know the sales of the shop\n"
-    "up to the day before; the others were fitted at the cut. EASE sees the 10,000 items that are bought\n"
-    "most. `reco bench peers` repeats it."
+    "are given the basket and the shopper's own purchases up to the request. Alone, EASE, item-kNN and ALS\n"
+    "on baskets read only the basket; BPR reads only what the shopper bought before the cut. Ours and\n"
+    "LightGBM also know the sales of the shop up to the day before; the others were fitted at the cut. EASE\n"
+    "sees the 10,000 items that are bought most. `reco bench peers` repeats it."
 )
 ARMS = (
     "Each arm replaces one part of our server, or the whole server. Answers a second: the highest rate of\n"

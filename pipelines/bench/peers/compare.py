@@ -186,7 +186,9 @@ def peers_table(results: dict[str, Any]) -> str:
         "The ratio is that of NDCG@10, with a 95 % interval over shoppers, paired. `peers.json` holds the "
         f"{len(results['tried'])} choices of parameters that were tried on the weeks before.",
         "",
-        "All methods know the shopper's own purchases until the request. Served and LightGBM also have "
+        "All methods are given the basket and the shopper's own purchases until the request. Alone, EASE, "
+        "item-kNN and ALS on baskets read only the basket; BPR reads only what the shopper bought before "
+        "the cut. Served and LightGBM also have "
         "counts of all purchases until the night before, as a nightly refresh gives them. The others are "
         f"fitted on what lies before the cut. EASE sees the {EASE_ITEMS:,} most bought items.",
     ]
