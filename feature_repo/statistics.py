@@ -21,7 +21,7 @@ from feature_repo.kernels.ids import codes_of, index_ids
 from feature_repo.kernels.pairs import Catalogue, find
 
 NO_ITEM = -1
-SOLD_7D = 2  # the column of `fresh` with the baskets of 7 days
+SOLD_7D, SOLD_28D = 2, 4  # the columns of `fresh` with the baskets of 7 and of 28 days
 NEW_ITEMS = "new_items.txt"  # holds their number; without the file it is 0
 
 

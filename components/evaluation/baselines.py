@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from feature_repo.queries import Query
+from feature_repo.statistics import SOLD_28D
 from serving.stages.item_index import FaissTower
 
 # A baseline takes the query, the best sellers of its store (or None) and the two-tower search, and
@@ -17,12 +18,12 @@ TOWER_DEPTH = 600  # items: no metric looks so far down
 
 
 def popularity(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
-    """Baskets in the last 4 weeks."""
-    return query.statistics.purchases_4w.astype(np.float64)
+    """Baskets in the 4 weeks until the night before, as our ranker knows them."""
+    return query.statistics.fresh[:, SOLD_28D].astype(np.float64)
 
 
 def store_popularity(query: Query, store: np.ndarray | None, tower: FaissTower) -> np.ndarray:
-    """Best sellers of the store first, then those of the chain."""
+    """Best sellers of the store at the cut first, then those of the chain."""
     scores = _tie_break(query)
     if store is not None:
         scores[store] += np.arange(len(store), 0, -1)
@@ -73,5 +74,5 @@ BASELINES: dict[str, Baseline] = {
 
 
 def _tie_break(query: Query) -> np.ndarray:
-    counts = query.statistics.purchases_4w.astype(np.float64)
+    counts = query.statistics.fresh[:, SOLD_28D].astype(np.float64)
     return counts / max(counts.max(), 1.0) * 0.99

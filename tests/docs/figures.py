@@ -163,8 +163,9 @@ def _faster_headline(found: Any) -> str:
 HIDDEN = (
     "The baskets of the five weeks after the cut. A seeded fifth of each basket is hidden: these items are\n"
     "the right answers. A list may hold any item of the catalogue that the visible basket lacks; no\n"
-    "negatives are sampled. Every purchase before the request is known, none after it. Answers come through\n"
-    "the served path; the same run computes the baselines."
+    "negatives are sampled. The shopper's purchases before the request are known, and none after it. The\n"
+    "best sellers of a store are those at the cut. Answers come through the served path; the same run\n"
+    "computes the baselines."
 )
 PUBLISHED_METHODS = (
     "The same baskets. The parameters of each method were chosen on the four weeks before the cut, and the\n"

@@ -20,7 +20,7 @@ from feature_repo.schema import (
     model_inputs,
     tower_inputs,
 )
-from feature_repo.statistics import SOLD_7D, Statistics
+from feature_repo.statistics import SOLD_7D, SOLD_28D, Statistics
 
 DAY = 86_400
 
@@ -75,7 +75,10 @@ def test_columns_are_the_features_in_order(toy_tables: Statistics, history: Hist
     assert item_values(toy_tables) is item_values(toy_tables), "computed once"
     first = len(USER) + len(ITEM)
     np.testing.assert_array_equal(dense[:, first : first + len(FRESH)], toy_tables.fresh[[1, 2, 5]])
-    assert FRESH[SOLD_7D].__name__ == "item_baskets_7d"
+    assert [FRESH[column].__name__ for column in (SOLD_7D, SOLD_28D)] == [
+        "item_baskets_7d",
+        "item_baskets_28d",
+    ]
     for position, feature_of_both in enumerate(REQUEST, first + len(FRESH)):
         both = np.broadcast_to(np.asarray(feature_of_both(rows), np.float32), 3)
         np.testing.assert_array_equal(dense[:, position], both, err_msg=feature_of_both.__name__)

@@ -8,6 +8,7 @@ import pytest
 
 from components.evaluation.baselines import BASELINES
 from feature_repo.aggregates import UserEvents
+from feature_repo.statistics import SOLD_28D
 from serving.release.bundle import load_bundle
 from serving.stages.item_index import FaissTower
 from serving.stages.retrieval import build_query
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 def test_signals(toy_line: Path, row_of: Callable[..., UserEvents]) -> None:
     bundle = load_bundle(toy_line / "bundle")
-    statistics = bundle.statistics
+    fresh = bundle.statistics.fresh.copy()
+    fresh[70, SOLD_28D] = 1_000
+    statistics = bundle.statistics.as_of(fresh)
     row = row_of(
         [
             (1_700_000_000, ["item-006", "item-008"], 1.0, 0.0),
@@ -29,8 +32,10 @@ def test_signals(toy_line: Path, row_of: Callable[..., UserEvents]) -> None:
     store = statistics.store_popular[0]
     best = {name: int(np.argmax(baseline(query, store, tower))) for name, baseline in BASELINES.items()}
     code = statistics.code_of
-    assert best["popularity"] == int(np.argmax(statistics.purchases_4w))
+    assert best["popularity"] == 70, "sales after the cut count, as they do for the ranker"
     assert best["store_popularity"] == int(store[0])
+    chain = BASELINES["store_popularity"](query, None, tower)
+    assert int(np.argmax(chain)) == 70
     assert best["personal"] == code["item-006"]
     assert best["together"] == int(query.together.codes[np.argmax(query.together.sums[0])])
     assert best["two_tower"] == int(tower.search(query, 1)[0])
