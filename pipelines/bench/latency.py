@@ -98,7 +98,7 @@ def latency_table(result: dict[str, Any]) -> str:
         f"{machine_line(result)}; Python {result['software']['python']}; {result['measured_at']}. "
         f"{result['seconds_per_arm']:g} s an arm, {result['distinct_requests']} different requests, deadline "
         f"{result['deadline_ms']:g} ms; ready after {endpoint['ready_s']:g} s, "
-        f"{endpoint['memory_mb']:.0f} MB, online store {endpoint['online_store']}.",
+        f"{endpoint['memory_mb']:.0f} MiB, online store {endpoint['online_store']}.",
         "",
         f"{'; '.join(counts)}. Server CPU of a request over HTTP: "
         f"{arms['http_one_at_a_time']['server_cpu_ms_per_request']:.2f} ms.",

@@ -36,8 +36,8 @@ class MeasuredServer:
     def memory_mb(self) -> dict[str, float]:
         """Return resident memory; proportional memory, where a shared page counts in parts; and anonymous.
 
-        Anonymous memory is resident memory without the pages of mapped files. The kernel takes and returns
-        those by its own needs.
+        All in MiB. Anonymous memory is resident memory without the pages of mapped files. The kernel takes
+        and returns those by its own needs.
         """
         total = {"rss": 0.0, "pss": 0.0, "anonymous": 0.0}
         for process in processes_of(self.process.pid):

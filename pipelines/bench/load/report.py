@@ -90,7 +90,7 @@ def _preface(result: Mapping[str, Any]) -> str:
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
     head = ["arm", "p50 ms", "p99 ms", f"answers/s, 99 % within {result['goal_ms']:g} ms"]
-    head += ["CPU ms an answer", "memory MB (RSS / PSS)"]
+    head += ["CPU ms an answer", "memory MiB (RSS / PSS)"]
     rows = []
     for name, arm in result["arms"].items():
         alone, memory = arm["alone"], arm["memory_mb"]
@@ -194,9 +194,9 @@ def _endurance(figures: Mapping[str, Any] | None) -> list[str]:
         "## Endurance (ours)",
         "",
         f"{figures['requests']:,} requests without a pause, {figures['failed']} failed. Anonymous memory, "
-        f"which leaves out mapped files, was {start:.0f} MB at the start, and from {min(later):.0f} to "
-        f"{max(later):.0f} MB after it. From the median of the second quarter to that of the last it "
-        f"grew by {figures['mb_grown']:.1f} MB, {figures['mb_per_1000_requests']:.3f} MB per 1,000 requests.",
+        f"which leaves out mapped files, was {start:.0f} MiB at the start, and from {min(later):.0f} to "
+        f"{max(later):.0f} MiB after it. From the median of the second quarter to that of the last it grew "
+        f"by {figures['mb_grown']:.1f} MiB, {figures['mb_per_1000_requests']:.3f} MiB per 1,000 requests.",
     ]
 
 

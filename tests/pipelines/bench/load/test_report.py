@@ -141,8 +141,8 @@ def test_an_arm_without_capacity_and_an_endurance_run_are_reported() -> None:
     text = load_table(result(arms={"ours": arm(2.0, 1.5, 400.0), "fastapi-torch": slow}, endurance=grown))
     assert "| fastapi-torch | held no rate |" in text
     assert "60,000 requests without a pause, 0 failed" in text
-    assert "was 300 MB at the start, and from 310 to 350 MB after it" in text
-    assert "grew by 0.6 MB, 0.012 MB per 1,000 requests" in text
+    assert "was 300 MiB at the start, and from 310 to 350 MiB after it" in text
+    assert "grew by 0.6 MiB, 0.012 MiB per 1,000 requests" in text
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
