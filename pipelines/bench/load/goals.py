@@ -14,6 +14,7 @@ from typing import Any
 
 OURS, UNOPTIMISED = "ours", "fastapi-torch"
 ENDURED = 60_000  # requests
+MOST_DEGRADED = 0.01  # of the answers one at a time: a fallback leaves out the stages that it is judged by
 STAGE_P99_MS = {"features": 0.5, "retrieval": 1.0, "ranking": 1.0, "reranking": 0.5}
 # Percentile, sign and milliseconds, of an open loop at half of the capacity.
 HALF_MS = (("p50", "<=", 45), ("p95", "<=", 90), ("p99", "<", 100))
@@ -60,19 +61,20 @@ def judge_goals(result: Result) -> list[dict[str, Any]]:
 
 def _goals(result: Result) -> Iterator[Goal]:
     within = f"99 % within {result['goal_ms']:g} ms"
-    yield Goal("p50 over KServe REST, one at a time", "<=", 2.0, " ms", _of(OURS, "alone", "p50_ms"))
-    yield Goal("p99 over KServe REST, one at a time", "<=", 4.0, " ms", _of(OURS, "alone", "p99_ms"))
+    yield Goal("p50 over KServe REST, one at a time", "<=", 2.0, " ms", _in_full(OURS, "alone", "p50_ms"))
+    yield Goal("p99 over KServe REST, one at a time", "<=", 4.0, " ms", _in_full(OURS, "alone", "p99_ms"))
     for stage, bound in STAGE_P99_MS.items():
-        yield Goal(f"p99 of {stage}", "<", bound, " ms", _of(OURS, "stages", stage, "p99"))
+        yield Goal(f"p99 of {stage}", "<", bound, " ms", _in_full(OURS, "stages", stage, "p99"))
     together = "p99 of retrieval, ranking and re-ranking of an answer together, within 50 ms"
     yield Goal(together, "<=", 50, " ms", _of(OURS, "choosing", "p99"))
     explained = "share of the client's mean time that the stages explain, at least 75 %"
-    rest = _of(OURS, "stages", "unexplained", "share")
+    rest = _in_full(OURS, "stages", "unexplained", "share")
     yield Goal(explained, ">=", 75, " %", _changed(rest, lambda share: 100 * (1 - share)))
-    yield Goal("processor time of an answer", "<=", 1.8, " ms", _of(OURS, "cpu_ms"))
+    yield Goal("processor time of an answer", "<=", 1.8, " ms", _in_full(OURS, "cpu_ms"))
     yield Goal(f"answers a second, one process, {within}", ">=", 500, "", _of(OURS, "capacity", "rate"))
     # Theirs over ours, round by round; a rate of 0 is infinitely less.
-    lower, gain = (_of(UNOPTIMISED, "ratio", name, "median") for name in ("p50_ms", "capacity"))
+    lower = _in_full(UNOPTIMISED, "ratio", "p50_ms", "median")
+    gain = _of(UNOPTIMISED, "ratio", "capacity", "median")
     higher = _changed(gain, lambda ratio: 1 / ratio if ratio else INFINITE)
     yield Goal(f"p50 lower than that of `{UNOPTIMISED}`", ">=", 2.67, " x", lower)
     yield Goal(f"capacity higher than that of `{UNOPTIMISED}`", ">=", 3.2, " x", higher)
@@ -104,6 +106,17 @@ def part_of(*path: str) -> Read:
 
 def _of(arm: str, *path: str) -> Read:
     return part_of("arms", arm, *path)
+
+
+def _in_full(arm: str, *path: str) -> Read:
+    """Read a figure of requests one at a time; none if our answers to them were too often degraded."""
+
+    def read(result: Result) -> float | None:
+        rounds = result["arms"][OURS]["alone"]["rounds"]
+        degraded, answered = (sum(row[name] for row in rounds) for name in ("degraded", "answered"))
+        return None if degraded > MOST_DEGRADED * answered else _of(arm, *path)(result)
+
+    return read
 
 
 def _changed(read: Read, change: Callable[[float], float]) -> Read:

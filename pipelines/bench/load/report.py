@@ -12,7 +12,7 @@ from components.release.model_card import (
     dollars_a_million,
     watt_hours,
 )
-from pipelines.bench.load.goals import OURS, UNOPTIMISED
+from pipelines.bench.load.goals import MOST_DEGRADED, OURS, UNOPTIMISED
 from pipelines.bench.report import MISSING, fixed, machine_line, percent, picture, short, table
 
 _COMPARED = ("p50_ms", "cpu_ms", "capacity")
@@ -114,7 +114,8 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
         *table([*head, "p50 against ours", "CPU", "answers/s"], rows),
         "",
         "p50 and p99: one request at a time, from the first byte sent to the last received. CPU: all "
-        "processes of the server, without Redis and client.",
+        "processes of the server, without Redis and client. Goals of these requests stay open if more than "
+        f"{MOST_DEGRADED:.0%} of our answers to them are degraded.",
         "",
         f"Processor time of a million answers, if a core costs ${DOLLARS_A_CORE_HOUR:g} an hour and takes "
         f"{WATTS_A_CORE:g} W (estimates): {'; '.join(costs)}.",

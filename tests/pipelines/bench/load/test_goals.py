@@ -16,7 +16,7 @@ def result() -> dict[str, Any]:
         "ready_s": 20.0,
         "first_ms": 8.0,
         "first_degraded": False,
-        "alone": {"p50_ms": 2.0, "p99_ms": 4.0},
+        "alone": {"p50_ms": 2.0, "p99_ms": 4.0, "rounds": [{"answered": 1_000, "degraded": 10}] * 5},
         "cpu_ms": 1.8,
         "capacity": {"rate": 500.0},
         "stages": {**stages, "unexplained": {"share": 0.25}},
@@ -94,6 +94,19 @@ def test_a_figure_beyond_its_bound_misses_that_goal_alone(
     missed = [goal for goal in judge_goals(found) if goal["reached"] is not True]
     assert [goal["reached"] for goal in missed] == [False]
     assert missed[0]["name"].startswith(name)
+
+
+def test_degraded_answers_reach_no_goal_of_the_full_path() -> None:
+    """With a deadline of a millisecond each is a fallback's, at once and without ranking."""
+    found = result()
+    found["arms"]["ours"]["alone"]["rounds"] = [{"answered": 1_000, "degraded": 11}]
+    open_goals = [goal["name"] for goal in judge_goals(found) if goal["reached"] is None]
+    assert [name.partition(",")[0] for name in open_goals] == [
+        *("p50 over KServe REST", "p99 over KServe REST"),
+        *("p99 of features", "p99 of retrieval", "p99 of ranking", "p99 of reranking"),
+        *("share of the client's mean time that the stages explain", "processor time of an answer"),
+        "p50 lower than that of `fastapi-torch`",
+    ]
 
 
 def test_an_unmeasured_goal_is_neither_reached_nor_missed() -> None:
