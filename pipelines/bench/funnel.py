@@ -87,10 +87,6 @@ def _rank(recommender: Recommender, prepared: Prepared, task: Task, tally: Tally
     return took_ms, scores
 
 
-def _show(recommender: Recommender, prepared: Prepared, scores: np.ndarray, task: Task, tally: Tally) -> None:
-    _count(recommender, recommender.finish(prepared, scores), task, tally)
-
-
 def _count(recommender: Recommender, answer: Response, task: Task, tally: Tally) -> None:
     codes = recommender.bundle.statistics.codes([item.item_id for item in answer.items])
     tally.add(codes, task.hidden, task.bought_before)
@@ -163,11 +159,12 @@ def _without_each(
     recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
     for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         scores = recommender.rank(prepared.dense, prepared.categorical)
-        _show(recommender, prepared, scores, task, served)
+        _count(recommender, recommender.finish(prepared, scores), task, served)
         for source, tally in arms.items():
             keep = prepared.candidates.source != SOURCES.index(source)
             brought |= set() if keep.all() else {source}
-            _show(recommender, _some(prepared, keep), scores[keep], task, tally)
+            some = recommender.finish(_some(prepared, keep), scores[keep])
+            _count(recommender, some, task, tally)
     return served, {source: tally for source, tally in arms.items() if source in brought}
 
 
@@ -223,7 +220,7 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
     for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         codes = prepared.candidates.codes
         scores = recommender.rank(prepared.dense, prepared.categorical)
-        _show(recommender, prepared, scores, task, tallies[names[0]])
+        _count(recommender, recommender.finish(prepared, scores), task, tallies[names[0]])
         missing = np.setdiff1d(task.hidden, codes)
         dense, categorical = model_inputs(Rows(prepared.query, missing))
         more = recommender.rank(dense, categorical) if len(missing) else scores[:0]
