@@ -48,8 +48,8 @@ def model_card(
         *(f"| {' | '.join(cells)} |" for cells in (CHAIN, ["---"] * len(CHAIN), *chain_rows(certificates))),
         "",
         *_engines(bundle / "engines.json"),
-        f"Teachers, student and pruning took {spent:.0f} CPU-seconds, about {watt_hours(spent):.1f} Wh "
-        f"(CPU-seconds x {WATTS_A_CORE:g} W / 3600); variants that were not chosen are left out.",
+        f"Teachers, student, pruning and compiling took {spent:.0f} CPU-seconds, about "
+        f"{watt_hours(spent):.1f} Wh (CPU-seconds x {WATTS_A_CORE:g} W / 3600); quantising is left out.",
     ]
     latency = certificates[-1].get("latency_ms", {}).get("500") if certificates else None
     if latency:

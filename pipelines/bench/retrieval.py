@@ -120,8 +120,8 @@ def _catalogue(catalogue: dict[str, Any]) -> list[str]:
         "",
         f"A synthetic catalogue of {catalogue['items']:,} items, d = {catalogue['dimension']}, "
         f"k = {catalogue['k']}, {catalogue['queries']} queries. Recall {catalogue['target_recall']:g} with a "
-        f"p99 of at most {catalogue['target_p99_ms']:g} ms: {reached}. Left out, too slow to build or too "
-        f"few items to train on: {left}.",
+        f"p99 of at most {catalogue['target_p99_ms']:g} ms: {reached}. Left out, too slow to build or "
+        f"without a saving for so few items: {left}.",
         "",
         *_curve(catalogue["curve"]),
     ]

@@ -66,7 +66,7 @@ def test_the_card_tells_quality_engines_and_cost(tmp_path: Path) -> None:
     for told in (
         "| ndcg_at_10 | 0.1784 |",
         "Ranker: dlrm, int8 on cpu, 5 kB",
-        "720 CPU-seconds, about 2.0 Wh",
+        "Teachers, student, pruning and compiling took 720 CPU-seconds, about 2.0 Wh",
         "0.36 ms of one core: 1.00 Wh and $0.005 a million",
         "| int4 | cpu | 0.40 | 0.60 | no: a score moved by 0.4, allowed 0.3 |",
         "| fp32 | torch_eager | 0.40 | 0.60 | no: for comparison |",
