@@ -154,8 +154,8 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     if given.forks is not None:
         return _fork_children(given.forks, given.home)
     log_to(sys.stderr.buffer)
-    for name in unknown_variables():
-        _log.warning("%s names no setting and has no effect", name)
+    if names := unknown_variables():  # in one line: the log shows one a second from each place
+        _log.warning("no setting is named %s, so it has no effect", " or ".join(names))
 
     def serve_given() -> None:
         serve(

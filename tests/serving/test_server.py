@@ -143,10 +143,11 @@ def test_without_its_store_the_endpoint_serves_labelled_degraded_answers(
 @pytest.mark.slow
 def test_a_wrong_setting_is_reported(toy_bundle: Path, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, http_port=0, grpc_port=0)
-    code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", RECO_DEADLIN_MS="5")
+    misspelt = {"RECO_AUDIT": "1", "RECO_DEADLIN_MS": "5"}
+    code, said = refused_start(toy_bundle, settings, RECO_DEADLINE_MS="soon", **misspelt)
     assert code == 2
     assert "RECO_DEADLINE_MS is 'soon'; expected a number" in said
-    assert "RECO_DEADLIN_MS names no setting" in said
+    assert "no setting is named RECO_AUDIT or RECO_DEADLIN_MS, so" in said
     for host in ("no.such.host.invalid", "192.0.2.1"):  # the second is reserved for documentation, RFC 5737
         code, said = refused_start(toy_bundle, replace(settings, host=host))
         assert code == 2
