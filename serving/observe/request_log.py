@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from select import PIPE_BUF
 from typing import BinaryIO
 
 import orjson
@@ -24,7 +25,6 @@ from serving.schemas import Call, Request, Response
 QUEUE_LINES = 4_096  # more wait only if stderr is not read: later ones are dropped and counted
 POLL_S = 0.2
 CLOSE_S = 2.0
-_CHUNK = 64  # lines written at a time; each chunk holds the interpreter for some 0.3 ms
 
 
 class RequestLog:
@@ -62,14 +62,24 @@ class RequestLog:
         self._write()
 
     def _write(self) -> None:
+        lines: list[bytes] = []
         while self._answered:
-            chunk = [self._answered.popleft() for _ in range(min(_CHUNK, len(self._answered)))]
-            lines = [orjson.dumps(_line(*one, self._key), option=orjson.OPT_APPEND_NEWLINE) for one in chunk]
-            try:
-                self._stream.write(b"".join(lines))
-                self._stream.flush()
-            except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
-                REQUEST_LOG_DROPPED.inc(len(lines))
+            answered = self._answered.popleft()
+            line = orjson.dumps(_line(*answered, self._key), option=orjson.OPT_APPEND_NEWLINE)
+            # The processes of an endpoint share one pipe: longer writes would get into each other's lines.
+            if lines and sum(map(len, lines)) + len(line) > PIPE_BUF:
+                self._put(lines)
+                lines = []
+            lines.append(line)
+        if lines:
+            self._put(lines)
+
+    def _put(self, lines: list[bytes]) -> None:
+        try:
+            self._stream.write(b"".join(lines))
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
+            REQUEST_LOG_DROPPED.inc(len(lines))
 
 
 def _line(

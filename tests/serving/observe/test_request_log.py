@@ -5,6 +5,10 @@ import json
 import re
 import threading
 from pathlib import Path
+from select import PIPE_BUF
+from typing import Any
+
+import pytest
 
 from serving.checkout.checkout import Turn
 from serving.observe import request_log
@@ -71,6 +75,28 @@ def test_lines_come_in_order_and_all_of_them() -> None:
     assert [line["request_id"] for line in lines(*(turn(request_id=one) for one in ids))] == ids
 
 
+def test_a_write_is_no_longer_than_a_pipe_keeps_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the lines of several processes, which share a pipe, get into each other."""
+    monkeypatch.setattr(request_log, "POLL_S", 600.0)  # all lines are written at the end
+    writes: list[bytes] = []
+
+    class Pipe(io.BytesIO):
+        def write(self, data: Any) -> int:
+            writes.append(bytes(data))
+            return len(data)
+
+    long = "x" * 2 * PIPE_BUF
+    log = RequestLog(Pipe(), "k")
+    for name in ["r"] * 50 + [long] + ["r"] * 50:
+        log.observe(turn(request_id=name))
+    log.close()
+    counts = [write.count(b"\n") for write in writes]
+    assert sum(counts) == 101
+    assert all(write.endswith(b"\n") for write in writes)
+    assert [count for count, write in zip(counts, writes, strict=True) if len(write) > PIPE_BUF] == [1]
+    assert len(writes) < 50, "several lines at once where they fit"
+
+
 def test_a_shopper_is_a_keyed_hash() -> None:
     first, again, other, anonymous = lines(turn(), turn(), turn("u2"), turn(None))
     assert first["user"] == again["user"] != other["user"]
@@ -86,7 +112,7 @@ def test_lines_that_are_not_read_are_dropped_and_counted_without_waiting() -> No
     for _ in range(2 * request_log.QUEUE_LINES):
         log.observe(turn())
     dropped = metric("reco_request_log_dropped_total") - before
-    assert dropped >= request_log.QUEUE_LINES - 64  # the thread may have taken a chunk
+    assert dropped >= request_log.QUEUE_LINES - 64  # the thread may have taken some
     read.set()
     log.close()
 
