@@ -58,17 +58,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class OncePerSecond(logging.Filter):
-    """Passes one line per place in the code and second: a broken store must not flood the log."""
+    """Passes one line per logger, place in the code and second: a broken store must not flood the log."""
 
     def __init__(self, every_s: float = 1.0) -> None:
         super().__init__()
         self._every_s = every_s
-        # Place in the code -> time of its last line, and how many were held back since.
-        self._last: dict[tuple[str, int], tuple[float, int]] = {}
+        # Logger and place in the code -> time of its last line, and how many were held back since.
+        self._last: dict[tuple[str, str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line appears; the next line that does says how many were held back."""
-        place = (record.pathname, record.lineno)
+        place = (record.name, record.pathname, record.lineno)
         last, held_back = self._last.get(place, (-self._every_s, 0))
         if 0 <= record.created - last < self._every_s:  # below 0 the clock was set back
             self._last[place] = (last, held_back + 1)

@@ -397,10 +397,10 @@ class RulesFile(WatchedFile[Rules]):
         def read(place: Path) -> Rules:
             rules, warnings = read_rules(place)
             bound, missing = catalogue.bind(rules, _MOST_LOGGED)
-            for problem in (warnings + missing)[:_MOST_LOGGED]:
-                _log.warning("%s line %d: %s", place, problem.line, problem.text)
+            problems = [f"line {one.line}: {one.text}" for one in (warnings + missing)[:_MOST_LOGGED]]
+            if problems:  # in one line: the log shows one a second from each place
+                _log.warning("%s: %s", place, "; ".join(problems))
             bound.make_plans(time.time())
-            _log.info("%s: %d rules", place, len(rules))
             return bound
 
         super().__init__(file, read, NO_RULES)

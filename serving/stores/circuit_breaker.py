@@ -16,8 +16,6 @@ PROBE_S = 0.5  # between two probes while it is open
 # Pause before the first probe; it doubles each time. If our process was late, the first probe succeeds.
 FIRST_PROBE_S = 0.05
 
-_log = logging.getLogger(__name__)
-
 
 class CircuitBreaker:
     """Decides from the results of the latest calls whether to call the dependency; safe to share by threads.
@@ -29,6 +27,8 @@ class CircuitBreaker:
         """Watch a dependency; `probe` calls it once and returns whether it works."""
         self._dependency, self._probe, self._probe_s = dependency, probe, probe_s
         self._gauge = BREAKER_OPEN.labels(dependency)
+        # Of the same logger, the endpoint shows one such line a second: two dependencies may fail at once.
+        self._log = logging.getLogger(f"{__name__}.{dependency}")
         self._lock = threading.Lock()
         self._failures = 0  # in a row
         # A bit for each of the latest calls, the newest the lowest; set where the call failed.
@@ -50,7 +50,7 @@ class CircuitBreaker:
             failed = self.failures_lately.bit_count()
             if self._opened is not None or (self._failures < FAILURES and failed < MOST_FAILED):
                 return
-            _log.warning(
+            self._log.warning(
                 "%s failed %d times in a row, in %d of the latest %d calls, and is not asked for now: %s",
                 *(self._dependency, self._failures, failed, LATEST, why),
             )
@@ -85,7 +85,7 @@ class CircuitBreaker:
             while not over.wait(min(pause_s, self._probe_s) * random.uniform(0.8, 1.2)):
                 pause_s *= 2
                 if self._probe():
-                    _log.warning("%s is back", self._dependency)
+                    self._log.warning("%s is back", self._dependency)
                     return
         finally:
             with self._lock:

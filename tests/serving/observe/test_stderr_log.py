@@ -19,6 +19,7 @@ from serving.observe.stderr_log import (
     traceback_without_messages,
 )
 from serving.schemas import TRACEPARENT, read_call
+from serving.stores.circuit_breaker import FAILURES, CircuitBreaker
 from tests.chaos.stuck import Stuck
 from tests.serving.conftest import metric
 
@@ -88,6 +89,25 @@ def test_a_repeated_line_appears_once_a_second_with_the_number_held_back() -> No
     assert written(11.5) == "store gone (and 2 more like it before)"
     assert written(13.0) == "store gone"
     assert written(3.0) == "store gone", "a clock that was set back silences nothing"
+
+
+def test_two_dependencies_that_fail_at_once_are_both_named() -> None:
+    stream = io.BytesIO()
+    handler = BackgroundHandler(stream)
+    handler.addFilter(OncePerSecond(every_s=3_600.0))
+    parent = logging.getLogger("serving.stores.circuit_breaker")
+    parent.addHandler(handler)
+    try:
+        for name in ("online_store", "ranker"):
+            breaker = CircuitBreaker(name, lambda: False)
+            for _ in range(FAILURES):
+                breaker.failed("down")
+            breaker.close()
+    finally:
+        parent.removeHandler(handler)
+        handler.close()
+    lines = stream.getvalue().decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["online_store", "ranker"]
 
 
 # ----------------------------------------------------------------------------------- tracebacks
