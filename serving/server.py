@@ -134,7 +134,7 @@ def _answer(
 
 
 def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> int:
-    """Run the endpoint; return 0 after a drain, else 1 broken bundle, 2 wrong settings, 4 port taken.
+    """Run the endpoint; return 0 after a drain, 1 broken bundle, 2 wrong settings, 4 port taken, 130 Ctrl-C.
 
     Args:
         arguments: of the command line; None: those of this process.
@@ -184,6 +184,8 @@ def _exit_code(run: Callable[[], None], say_why: Callable[[RecoError], None]) ->
     except RecoError as error:
         say_why(error)
         return error.exit_code
+    except KeyboardInterrupt:  # while it starts, or closes the log: between them a signal drains
+        return 130
     return 0
 
 

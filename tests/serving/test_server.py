@@ -174,6 +174,20 @@ def test_the_cure_in_an_error_names_the_home(
     assert f"train one with `reco --home '{home}' run`" in capfd.readouterr().err
 
 
+def test_ctrl_c_while_it_starts_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("serving.server.serve", interrupt)
+    monkeypatch.setattr("serving.server.log_to", lambda stream: None)
+    monkeypatch.setattr("os.umask", lambda mode: mode)
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+    assert main(["--bundle", str(tmp_path)]) == 130
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.slow
 def test_the_process_of_the_endpoint_lets_arrow_give_memory_back(tmp_path: Path) -> None:
     code = """
