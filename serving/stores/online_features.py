@@ -140,7 +140,8 @@ class SqliteStore(OnlineStore):
             self._lock.release()
         try:
             return None if found is None else _row(user_id, found[0], _local_naive(found[1]))
-        except ValueError as error:
+        # A column may hold a value of any type, and a time of any year.
+        except (ValueError, TypeError, OverflowError, OSError) as error:
             raise RowInvalid(f"a row of online store {self._path} cannot be read: {error}") from error
 
     def _current(self) -> sqlite3.Connection:

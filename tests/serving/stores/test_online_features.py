@@ -126,11 +126,20 @@ def test_a_broken_sqlite_store_is_unavailable_and_recovers(
     assert sqlite.read("42") is not None
 
 
-@pytest.mark.parametrize("value", [b"\x12\x02ab", b"\x0a\xff", proto(packed("apple", user="another"))])
-def test_an_invalid_row_is_no_store_failure(value: bytes, database: Path, sqlite: SqliteStore) -> None:
-    """No Feast value, a torn one, or the row of another shopper."""
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("value", value) for value in (b"\x12\x02ab", b"\x0a\xff", None, "text")),
+        ("value", proto(packed("apple", user="another"))),
+        *(("event_ts", at) for at in (None, "yesterday", 2**40, 2**62, -(2**62), math.inf)),
+    ],
+)
+def test_an_invalid_row_is_no_store_failure(
+    column: str, value: object, database: Path, sqlite: SqliteStore
+) -> None:
+    """No Feast value, a torn one, the row of another shopper, or no time."""
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("UPDATE checkout_user_history SET value = ?", (value,))
+        connection.execute(f"UPDATE checkout_user_history SET {column} = ?", (value,))
     with pytest.raises(RowInvalid, match="cannot be read"):
         sqlite.read("42")
 
