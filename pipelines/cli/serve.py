@@ -31,12 +31,13 @@ def serve(
         read_champion(context.home)  # its error says how to get one
     served = ["--home", str(context.home)] if bundle is None else ["--bundle", str(bundle)]
     # The endpoint reads no `.env`. It names the unknown variables of its environment itself.
-    if names := [name for name in unknown_variables() if name not in os.environ]:
+    environment = settings.to_env()
+    if names := [name for name in unknown_variables() if name not in environment]:
         context.say(f".env: no setting is named {' or '.join(names)}, so it has no effect")
     sys.stderr.flush()
     # The endpoint replaces this process: signals reach it, and this command leaves nothing in memory.
     arguments = [sys.executable, "-P", "-m", "serving.server", *served]
-    os.execve(sys.executable, arguments, settings.to_env())
+    os.execve(sys.executable, arguments, environment)
 
 
 @click.command()
