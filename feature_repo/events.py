@@ -211,8 +211,9 @@ def _derived_ids(events: pd.DataFrame) -> np.ndarray:
 def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.DataFrame, pd.Series]:
     """Split completed events into those that keep the contract and the reasons why the others do not.
 
-    A basket that two users share, or that was bought at two times, is refused as a whole: the data do not
-    show which of its lines are right.
+    A basket that two users bought, or that was bought at two times, is refused as a whole: the data do not
+    show which of its lines are right. Impressions may share it: their basket is the id of a request, which
+    a checkout may give again.
 
     Returns:
         The good rows, and for each bad row (by index) the first rule it breaks.
@@ -245,7 +246,7 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
     fine = reasons == ""
     line = ["basket_id", "item_id", "event_type"]
     refuse(_contradicts(events, fine, "event_id", line), "its event_id names different lines")
-    refuse(_contradicts(events, fine, "basket_id", ["user_id"]), "its basket names two users")
+    refuse(_contradicts(events, fine & bought, "basket_id", ["user_id"]), "its basket names two users")
     refuse(_contradicts(events, fine & bought, "basket_id", ["at"]), "its basket was bought at two times")
     fine = reasons == ""
     return events[fine], pd.Series(reasons[~fine], index=events.index[~fine], dtype=object)

@@ -251,11 +251,13 @@ def test_a_basket_that_contradicts_itself_is_refused_as_a_whole(
     assert [*good.index] == [row for row in range(len(changes)) if row not in expected]
 
 
-def test_impressions_may_have_other_times_than_the_purchase() -> None:
+def test_impressions_may_have_other_times_and_users_than_the_purchase() -> None:
+    """Their basket is the request's id: a checkout may give the same one to each request."""
     shown = {**OF_B, "at": "2026-03-01T08:59:00Z", "event_type": "impression"}
-    good, reasons = check(OF_B, shown, {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"})
+    earlier = {**shown, "at": "2026-03-01T08:58:00Z", "item_id": "tea"}
+    good, reasons = check(OF_B, shown, earlier, {**shown, "user_id": "u2"})
     assert reasons.empty
-    assert len(drop_repeated(good)) == 3
+    assert len(drop_repeated(good)) == 4
 
 
 @given(
