@@ -387,9 +387,10 @@ class Stream:
             # Another process wrote all users' rows, without the events that wait in this consumer.
             self._rebuild(own)
         elif self._unsure:
-            unsure, self._unsure = self._unsure, set()
+            unsure = set(self._unsure)
             self._settle()
             self._merge(unsure)
+            self._unsure -= unsure  # only now: the store may fail again meanwhile
         self._published = publication
         return name or secrets.token_hex(8).encode()
 

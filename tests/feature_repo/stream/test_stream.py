@@ -388,6 +388,31 @@ def test_a_store_that_may_have_failed_over_gets_the_archived_rows_again(
     assert stream.counts.rebuilt == rebuilt
 
 
+def test_a_store_that_fails_again_during_the_merge_gets_all_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, put = place.alone(0), OnlineRows.put
+    users = [f"user-{number}" for number in range(501)]  # one more than are written at once
+    stream._beat()
+    for first in (0, 1_000):
+        lagging = place.rows().get(users)
+        stream._take([said(0, first + number, user) for number, user in enumerate(users)])
+    stream._settle()
+    place.rows().put(lagging)
+    fails = iter([True, False, True])  # at an event, and at the first rows of the merge
+
+    def failing(*arguments: Any) -> None:
+        if next(fails, False):
+            raise redis.ConnectionError("broken")
+        put(*arguments)
+
+    monkeypatch.setattr(OnlineRows, "put", failing)
+    say(stream, 0, 2_000)
+    stream._insist(stream._beat)
+    assert next(fails, None) is None
+    assert place.lines(*users) == [2] * 501
+
+
 def test_partitions_are_given_away_while_the_store_is_away(place: Place) -> None:
     stream = place.alone(0)
     say(stream, 0, 0)
