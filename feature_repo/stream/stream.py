@@ -341,14 +341,14 @@ class Stream:
         return stamp(self._home, PUBLICATION)
 
     def _beat(self) -> None:
-        """Write the heartbeat into the online store, for the endpoint; it stops while a backlog waits."""
+        """Write the heartbeat into the online store, for the endpoint; it stops while a backlog may wait."""
         name = self._look_after_rows()
         silent_s = time.monotonic() - self._answered_at
         lag = self._lag()
-        is_fresh = silent_s < SILENT_S and (lag or 0) <= TURN_MESSAGES
+        # Without a partition, or just after an assignment, an unknown backlog may wait.
+        is_fresh = silent_s < SILENT_S and lag is not None and lag <= TURN_MESSAGES
         if name is not None and (name != self._name or is_fresh):
-            is_complete = is_fresh and lag is not None  # after an assignment an unknown backlog may wait
-            own = [one.partition for one in self._consumer.assignment()] if is_complete else []
+            own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
             self._rows.beat(time.time() - silent_s, name, own)  # the time up to which rows are complete
             self._name = name
 

@@ -555,7 +555,23 @@ def test_the_heartbeat_stops_while_a_backlog_waits(place: Place, monkeypatch: py
     for lag in (None, most, most + 1, 10 * most, 0):
         monkeypatch.setattr(stream, "_lag", lambda waits=lag: waits)
         stream._beat()
-    assert complete == [[], [0], [0]], "no partition is complete while its end is unknown"
+    assert complete == [[0], [0]], "no partition is complete while its end is unknown"
+
+
+def test_the_heartbeat_stops_while_the_stream_has_no_partition(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have no right to the group, while the broker answers all other questions."""
+    stream, beats = place.alone(0), list[Any]()
+    beat = stream._rows.beat
+    monkeypatch.setattr(stream._rows, "beat", lambda *row: (beats.append(row[2]), beat(*row)))
+    with monkeypatch.context() as joining:
+        joining.setattr(stream._consumer, "assignment", list)
+        stream._beat()
+        stream._beat()
+        assert beats == [[]], "once, for the name of the new rows"
+    stream._beat()
+    assert beats == [[], [0]]
 
 
 def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_back(
