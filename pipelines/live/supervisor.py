@@ -184,7 +184,7 @@ class Supervisor:
             one.state.health = "done" if code == 0 else f"failed, {_how(code)}"
             self._say(f"{name}: {one.state.health}{self._last_words(one.part) if code else ''}")
             return
-        pause = min(2.0**one.failures, LONGEST_PAUSE_S)
+        pause = min(2.0 ** min(one.failures, 10), LONGEST_PAUSE_S)  # 2.0 ** 1024 is an error
         one.failures += 1
         one.again_at = time.monotonic() + pause
         one.state.health = f"died, {_how(code)}"

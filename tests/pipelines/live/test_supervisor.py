@@ -123,6 +123,15 @@ def test_a_dead_part_is_reported_and_restarted_with_growing_pauses(tmp_path: Pat
     assert max(state.restarts for states in group.shown for state in states) >= 2
 
 
+def test_a_part_that_died_thousands_of_times_is_started_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    supervisor = Supervisor([part(tmp_path, "sick")], tmp_path, lambda states: None, said.append)
+    sick = supervisor._all[0]
+    sick.failures = 5_000
+    supervisor._note_end(sick, 7)
+    assert "started again in 30 s" in said[0]
+
+
 @pytest.mark.slow
 def test_a_part_is_started_again_though_its_log_was_removed(tmp_path: Path) -> None:
     with Group(tmp_path, part(tmp_path, "mortal")) as group:
