@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -344,10 +345,11 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     """
     import pandas as pd
 
-    from components.data.ingest_events import NO_CUT, ingest_events
+    from components.data.ingest_events import NO_CUT, TooManyRefused, ingest_events
     from components.release.register_bundle import register_bundle
     from components.release.registry import check_registry
     from components.retriever.refresh_counts import refresh_counts
+    from feature_repo.events import EventsInvalid
     from feature_repo.stream.erasure import Forgotten
     from pipelines.tables import counted
 
@@ -362,7 +364,12 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
     ):
         dataset = Path(scratch) / "dataset"
         source = absolute(data) if data else str(context.home / "offline_store")
-        ingest_events(source, dataset, allowed_ratio(context.home, source), NO_CUT, str(context.home))
+        try:
+            ingest_events(source, dataset, allowed_ratio(context.home, source), NO_CUT, str(context.home))
+        except TooManyRefused as error:  # the file that it names is removed here
+            refused = str(error).partition(": mend the rows")[0]
+            check = f"`reco check {shlex.quote(source)}` lists them"
+            raise EventsInvalid(f"{refused}: mend these rows, {check}") from error
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
         now = pd.Timestamp.now("UTC")
         done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)

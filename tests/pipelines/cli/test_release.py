@@ -72,6 +72,21 @@ def test_items_that_wait_for_a_name_are_counted(shop: Path, monkeypatch: pytest.
     assert last == f"send it through the gate: {command(shop, 'promote')}"
 
 
+def test_a_refresh_names_the_command_that_lists_refused_rows(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quarantine lies in a folder that the refresh removes."""
+    monkeypatch.setattr("pipelines.cli.release.champions_retriever", lambda context: shop)
+    monkeypatch.setattr("pipelines.cli.release.existing_registry", lambda *_: "sqlite:///registry.db")
+    lines = ["user_id,basket_id,item_id,at", "u1,b1,tea,never", "u2,b2,tea,2024-01-01"]
+    (tmp_path / "events.csv").write_text("\n".join(lines))
+    done = reco(shop, "refresh", "--data", str(tmp_path))
+    assert done.exit_code == 1, done.output
+    assert "1 of 2 rows (50.0%) break the event contract" in done.output
+    assert f": mend these rows, `{command(shop, f'check {tmp_path}')}` lists them" in done.output
+    assert "--param" not in done.output
+
+
 @pytest.mark.parametrize("update", [["refresh"], ["extend", "--remove", "a"]], ids=" ".join)
 def test_an_update_goes_through_the_gate_of_its_own_registry(
     shop: Path, monkeypatch: pytest.MonkeyPatch, update: list[str]
