@@ -149,6 +149,8 @@ def _monitors(
     folder = settings.home / "up" / "monitors"
     target = settings.metrics_address or urlsplit(endpoint).netloc
     watched = urlsplit(watch.address).netloc if watch else ""
+    # The series of an earlier `reco up` would open WatchSilent: nothing looked since its end.
+    shutil.rmtree(folder / "prometheus", ignore_errors=True)
     configure(folder, target, alertmanager, watch=watched)
     commands = monitor_commands(programs, folder, prometheus, alertmanager)
     urls = {"alertmanager": f"http://{alertmanager}", "prometheus": f"http://{prometheus}"}

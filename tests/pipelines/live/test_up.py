@@ -80,7 +80,9 @@ def test_with_slots_the_endpoint_is_a_cluster_that_a_release_finds(tmp_path: Pat
 def test_prometheus_and_alertmanager_watch_one_endpoint_where_they_are_installed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, store_url="redis://cache:6379/0")
     wanted = replace(FREE, bootstrap="kafka:9092", programs=Programs("/bin/prometheus", "/bin/alertmanager"))
+    (earlier := tmp_path / "up" / "monitors" / "prometheus" / "wal").mkdir(parents=True)
     found = parts(tmp_path, wanted, settings=settings)
+    assert not earlier.exists(), "its last look was before the pause: WatchSilent would fire"
     assert list(found) == ["stream", "endpoint", "alertmanager", "prometheus", "feedback", "watch"]
     written = yaml.safe_load((tmp_path / "up" / "monitors" / "prometheus.yml").read_text())
     at = {job["job_name"]: job["static_configs"][0]["targets"][0] for job in written["scrape_configs"]}
