@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,9 @@ class OnlineRows:
         for user in users:
             self._kept.pop(user, None)
 
-    def beat(self, now: float, name: bytes, partitions: Iterable[int] = ()) -> None:
+    def beat(
+        self, now: float, name: bytes, partitions: Iterable[int] = (), existing: Collection[int] = ()
+    ) -> None:
         """Write the heartbeat.
 
         Args:
@@ -103,9 +105,11 @@ class OnlineRows:
             name: names the content of the store; a process that writes all users' rows sets a new name.
             partitions: those whose events are in the rows until now. Those of other consumers keep the time
                 they have, for GONE_S.
+            existing: all partitions of the topic, which may have been made again with fewer; empty: unknown.
         """
         kept = unpack_times(self._read([PARTITIONS])[0] or b"") or {}
-        until = {one: at for one, at in kept.items() if at > now - GONE_S} | dict.fromkeys(partitions, now)
+        kept = {one: at for one, at in kept.items() if at > now - GONE_S and one in (existing or kept)}
+        until = kept | dict.fromkeys(partitions, now)
         row: dict[str, object] = dict.fromkeys((feature.__name__ for feature in USER), 0.0)
         row |= {
             "user_id": [HEARTBEAT, PARTITIONS],

@@ -100,6 +100,7 @@ class Stream:
         self._name: bytes | None = None  # the last seen name in the store's heartbeat
         self._unsure: set[str] = set()  # users whose last rows a failover of the store may have lost
         self._answered_at = time.monotonic()  # the caller has just created the topics
+        self._partitions: set[int] = set()  # of the topic, as the broker last said
         self._archived_at = self._beat_at = time.monotonic()
         self._consumer = Consumer(consumer_config(settings, settings.group), logger=log)
         self._stop, self._late_until = threading.Event(), 0.0
@@ -349,7 +350,8 @@ class Stream:
         is_fresh = silent_s < SILENT_S and lag is not None and lag <= TURN_MESSAGES
         if name is not None and (name != self._name or is_fresh):
             own = [one.partition for one in self._consumer.assignment()] if is_fresh else []
-            self._rows.beat(time.time() - silent_s, name, own)  # the time up to which rows are complete
+            until = time.time() - silent_s  # rows are complete up to this time
+            self._rows.beat(until, name, own, self._partitions)
             self._name = name
 
     def _report(self) -> None:
@@ -395,12 +397,14 @@ class Stream:
         return name or secrets.token_hex(8).encode()
 
     def _ask_broker(self, over: threading.Event) -> None:
-        """Record when the broker last answered: the consumer does not report that the broker is away."""
+        """Record when the broker last answered, which the consumer does not report, and the partitions."""
         # log_level 0: the consumer logs the broker's errors already.
         broker = AdminClient({**client_config(self._settings), "log_level": "0"})
+        name = self._settings.events_topic
         while not over.is_set():
             with contextlib.suppress(KafkaException):
-                broker.list_topics(self._settings.events_topic, timeout=ASK_S)
+                topic = broker.list_topics(name, timeout=ASK_S).topics.get(name)
+                self._partitions = set(topic.partitions) if topic else set()
                 self._answered_at = time.monotonic()
             over.wait(ASK_S)
 

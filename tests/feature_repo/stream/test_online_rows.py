@@ -95,6 +95,8 @@ def test_each_partition_keeps_the_time_of_its_last_beat(rows: OnlineRows, tmp_pa
     assert until() == {0: AT + 60, 1: AT, 2: AT + 60}
     rows.beat(AT + 61, b"two")  # of a consumer without partitions
     assert (until(), rows.name()) == ({0: AT + 60, 1: AT, 2: AT + 60}, b"two")
+    rows.beat(AT + 61, b"two", [0], {0, 1})
+    assert until() == {0: AT + 61, 1: AT}, "the topic was made again with two partitions"
     rows.beat(AT + 90_000, b"two", [0])
-    assert until() == {0: AT + 90_000}, "no consumer has had the others for a day"
+    assert until() == {0: AT + 90_000}, "no consumer has had the other for a day"
     assert unpack_times(b"damaged") is unpack_times(b"[]") is unpack_times(b'{"0": NaN}') is None

@@ -30,7 +30,7 @@ from confluent_kafka import (
 
 import feature_repo.stream.stream as stream_module
 from feature_repo.events import EVENT_SCHEMA
-from feature_repo.snapshots import HEARTBEAT, user_table
+from feature_repo.snapshots import HEARTBEAT, PARTITIONS, unpack_times, user_table
 from feature_repo.stream.archive import (
     EVENTS,
     archived_rows,
@@ -550,7 +550,7 @@ def test_the_heartbeat_stops_while_a_backlog_waits(place: Place, monkeypatch: py
     stream = place.alone(0)
     stream._beat()
     complete: list[Any] = []
-    monkeypatch.setattr(stream._rows, "beat", lambda _, __, partitions: complete.append(partitions))
+    monkeypatch.setattr(stream._rows, "beat", lambda *row: complete.append(row[2]))
     most = stream_module.TURN_MESSAGES
     for lag in (None, most, most + 1, 10 * most, 0):
         monkeypatch.setattr(stream, "_lag", lambda waits=lag: waits)
@@ -572,6 +572,21 @@ def test_the_heartbeat_stops_while_the_stream_has_no_partition(
         assert beats == [[]], "once, for the name of the new rows"
     stream._beat()
     assert beats == [[], [0]]
+
+
+def test_the_heartbeat_leaves_out_partitions_that_the_topic_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = place.alone(0)
+    stream._rows.beat(time.time() - 3_600, b"one", range(12))
+    topics = {"checkout.events": Mock(partitions={0: Mock(), 1: Mock()})}
+    broker = Mock(list_topics=lambda *_, **__: Mock(topics=topics))
+    monkeypatch.setattr(stream_module, "AdminClient", lambda config: broker)
+    stream._ask_broker(Mock(is_set=Mock(side_effect=[False, True])))
+    stream._beat()
+    store = patient_store(place.url)
+    assert unpack_times(store.read(PARTITIONS).history).keys() == {0, 1}
+    store.close()
 
 
 def test_the_heartbeat_stops_while_the_broker_is_away_and_resumes_when_it_is_back(
