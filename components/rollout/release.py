@@ -7,6 +7,7 @@ aborted goes on.
 
 from __future__ import annotations
 
+import _thread
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -186,7 +187,13 @@ class Rollout:
                     f"no version was served before {record.version}, and slot {record.stable} has no pods; "
                     "nothing was changed: release another version when this release is over"
                 )
-            self._say(f"weights back to {record.stable}")
+            back = f"weights back to {record.stable}"
+            if record.weight == 0:
+                back = (
+                    f"version {record.version} had no traffic: its release ends, and the traffic stays; to "
+                    f"go back from the version of {record.stable}, roll back again in a minute"
+                )
+            self._say(back)
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
         if record is not None and record.active:
             was_abort = record.state == "abort"
@@ -351,8 +358,15 @@ class Rollout:
 
     @contextmanager
     def _beating(self, record: Release) -> Iterator[None]:
-        """Write a beat now and then while the block runs: the gate may take two hours."""
-        over = threading.Event()
+        """Write a beat now and then while the block runs: the gate may take two hours.
+
+        A gate ends when another deployer has ended the release: it holds the lock that a rollback needs. A
+        seal does not: an alias that has moved is taken back after it.
+
+        Raises:
+            Conflict: the gate was ended.
+        """
+        over, lost = threading.Event(), list[RecoError]()
 
         def beat() -> None:
             while not over.wait(BEAT_S):
@@ -360,16 +374,24 @@ class Rollout:
                     self._save(record)
                 except ClusterUnreachable:
                     continue
-                except RecoError:
-                    return  # another deployer has it by now: the next write says so
+                except RecoError as error:  # another deployer has it by now: the next write says so
+                    if record.state == "verify" and not over.is_set():
+                        lost.append(error)
+                        _thread.interrupt_main()
+                    return
 
         beats = threading.Thread(target=beat, daemon=True)
         beats.start()
         try:
-            yield
-        finally:
-            over.set()
-            beats.join()
+            try:
+                yield
+            finally:
+                over.set()
+                beats.join()
+        except KeyboardInterrupt:
+            if lost:
+                raise lost[0] from None
+            raise
 
     def _undo(self, record: Release) -> None:
         """Take the aliases from a version; an alias champion that may have moved cannot wait."""

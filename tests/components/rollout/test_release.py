@@ -394,6 +394,30 @@ def test_a_deployer_that_was_ended_writes_nothing_more(
     assert weights(cluster.route()) == {"blue": 100, "green": 0}
 
 
+def test_a_rollback_during_the_gate_ends_it_and_the_next_one_goes_back(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.release()
+    monkeypatch.setattr("components.rollout.release.BEAT_S", 0.05)
+    ends: list[str] = []
+
+    def long_gate(record: Release) -> None:
+        cluster.rollout("a person").rollback(place)
+        for _ in range(1_000):
+            time.sleep(0.01)  # `subprocess.run` looks so, too, and kills its child then
+        ends.append("by itself")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.catalogue, "check", long_gate)
+        with pytest.raises(Conflict, match="another deployer has taken over"):
+            cluster.release("3", "job-3")
+    assert ends == [], "its process holds the lock that the next rollback needs"
+    assert weights(cluster.route())["green"] == 100
+    assert "version 3 had no traffic: its release ends, and the traffic stays" in "\n".join(cluster.said)
+    back = cluster.rollout("a person").rollback(place)
+    assert (back.version, back.state, weights(cluster.route())["blue"]) == ("1", "done", 100)
+
+
 def test_a_deployer_whose_patch_comes_after_a_rollback_leaves_the_slot_alone(
     cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

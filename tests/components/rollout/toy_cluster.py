@@ -126,6 +126,7 @@ class ToyCluster:
         self._played: list[str] = []  # versions of the slots that KServe has seen
         self._looked = ""  # the last write when it looked
         self.stops: Callable[[], None] = lambda: None  # called at each look
+        self.said: list[str] = []  # lines of all deployers
         self._counts = {slot: [0.0, 0.0, 0.0, 0.0] for slot in SLOTS}  # answers, errors, less, slow
         bundle = folder / "bundle"
         bundle.mkdir()
@@ -196,7 +197,7 @@ class ToyCluster:
         cluster = Cluster(client, "checkout")
         observer = Observer(cluster, client, "http://gateway", "", pace, lambda: self.now)
         return Rollout(
-            cluster, observer, self.catalogue, pace, holder, lambda: self.now, self._sleep, lambda line: None
+            cluster, observer, self.catalogue, pace, holder, lambda: self.now, self._sleep, self.said.append
         )
 
     def release(self, version: str = "2", holder: str = "job-1") -> Release:
