@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -168,10 +167,16 @@ def _refuse_passwords(urls: Mapping[str, str]) -> None:
             )
 
 
-def _token_of_now(file: Path | None, before: str) -> str:
-    with contextlib.suppress(OSError, ValueError):  # the file is being replaced
-        return read_token(file) or before
-    return before
+def _tokens_of(file: Path | None, token: str) -> Callable[[], str]:
+    """Return a function that reads the token; while its file is being replaced, the last one holds."""
+
+    def now() -> str:
+        nonlocal token
+        with contextlib.suppress(OSError, ValueError):
+            token = read_token(file) or token
+        return token
+
+    return now
 
 
 @click.command("compile")
@@ -270,8 +275,7 @@ def submit(
     document = asdict(submitted)
     if wait:
         context.say(f"{submitted.url}: waiting for its end")
-        token_of_now = functools.partial(_token_of_now, token_file, token)
-        document["state"] = wait_for_run(host, submitted.run_id, token_of_now)
+        document["state"] = wait_for_run(host, submitted.run_id, _tokens_of(token_file, token))
     failed = wait and document["state"] != "SUCCEEDED"
     context.answer(document, f"{document['url']}  {document['state'].lower()}", int(failed))
 
