@@ -262,6 +262,10 @@ def submit(
         raise click.UsageError(
             "--release takes neither --fast nor gate_params: the Job's gate has limits of its own"
         )
+    if release and model_name != MODEL_NAME:
+        raise click.UsageError(
+            f"--release takes no --model-name: guard and rollback of the cluster ask for {MODEL_NAME} alone"
+        )
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
     _refuse_passwords(

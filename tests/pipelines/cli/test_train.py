@@ -136,6 +136,9 @@ def test_a_submission_fills_the_named_redis(tmp_path: Path, monkeypatch: pytest.
     assert len(launched) == 2
     assert reco(tmp_path, *common, "--release").exit_code == 0
     assert pipelines == ["training", "training", "training-by-canary"]
+    refused = reco(tmp_path, *common, "--release", "--model-name", "other")
+    assert (refused.exit_code, len(launched)) == (2, 3)
+    assert "guard and rollback of the cluster ask for checkout-recommender alone" in refused.output
 
 
 def test_a_token_that_is_being_replaced_is_the_one_before(
