@@ -72,6 +72,7 @@ class Version:
     size_bytes: int
     metrics: Mapping[str, float]
     run_id: str
+    refused: str  # why its last release ended; empty: it did not, or a later one made it champion
 
 
 class Registry:
@@ -242,7 +243,7 @@ class Registry:
                 self._client.delete_registered_model_alias(self.model_name, alias)
 
     def refuse(self, version: str, reason: str) -> None:
-        """Note on a version why it was refused."""
+        """Note on a version why it was refused; with an empty reason it is no longer."""
         with _reached(self.tracking_uri):
             self._client.set_model_version_tag(self.model_name, version, REFUSED_TAG, reason)
 
@@ -337,8 +338,7 @@ class Registry:
         return run_id
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
+        if (found := self._client.get_experiment_by_name(name)) is not None:
             return str(found.experiment_id)
         # The default experiment of a fresh database points at the working directory of the moment.
         return str(self._client.create_experiment(name, artifact_location=self._artifacts))
@@ -395,8 +395,7 @@ def _mlflow_uri(tracking_uri: str) -> str:
 
     The driver's name in it keeps MLflow from creating the folders of the encoded path.
     """
-    database = _database(tracking_uri)
-    if database is None:
+    if (database := _database(tracking_uri)) is None:
         return tracking_uri
     return "sqlite+pysqlite:///" + str(database).replace("%", "%25").replace("?", "%3F")
 
@@ -497,4 +496,5 @@ def _version(entry: Any, aliases: Mapping[str, str]) -> Version:
         size_bytes=int(numbers.get("size_bytes", 0)),
         metrics={name[7:]: number for name, number in numbers.items() if name.startswith("metric.")},
         run_id=entry.run_id,
+        refused=tags.get(REFUSED_TAG, ""),
     )

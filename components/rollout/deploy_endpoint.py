@@ -68,7 +68,7 @@ def deploy_endpoint(
         Version, bundle id and the Job's name.
 
     Raises:
-        ReleaseFailed: the gate refused, the canary was aborted, or the time ran out.
+        ReleaseFailed: the gate refused, the canary was aborted or rolled back, or the time ran out.
         ClusterRefused: there is no template, or this account may not start Jobs.
         ClusterUnreachable: the API does not answer, and the Job may not exist.
     """
@@ -103,6 +103,11 @@ def deploy_endpoint(
             f"the Job of version {target.version} ended as {ended}, and champion is "
             f"{champion or 'no version'}: `kubectl -n {NAMESPACE} logs job/{name}` says why, and "
             "`reco release --status` which version has the traffic, with the gate's tables"
+        )
+    if ended != "Complete" and (reason := registry.version(version).refused):
+        raise ReleaseFailed(
+            f"version {target.version} was refused ({reason}); without a champion before it, it keeps "
+            "the alias: `reco promote VERSION --gate over_champion=0` judges the next one by its own figures"
         )
     if ended != "Complete":
         log.warning("job %s failed after version %s became champion: the guard ends it", name, target.version)

@@ -70,9 +70,11 @@ def test_a_version_is_checked_published_sealed_and_undone(
     record = record_of(catalogue)
     catalogue.seal(record)
     MlflowClient(uri, uri).delete_model_version("recommender", records[0].version)
-    catalogue.undo(replace(record, sealed=True))  # no version is left to go back to
+    catalogue.undo(replace(record, sealed=True, reason="rolled back"))  # no version is left to go back to
     assert registry.alias("champion") == record.version
-    assert "refused" in MlflowClient(uri, uri).get_model_version("recommender", record.version).tags
+    assert registry.version(record.version).refused == "rolled back"
+    catalogue.seal(record)
+    assert not registry.version(record.version).refused, "a later release of it went well"
 
 
 def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(

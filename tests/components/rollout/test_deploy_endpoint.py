@@ -163,6 +163,10 @@ def test_a_job_that_fails_after_the_seal_has_released_unless_it_was_rolled_back(
     assert step()["version"] == "1"
     assert "failed after version 1 became champion: the guard ends it" in caplog.text
 
+    registry.refuse("1", "rolled back by hand")  # the first of its registry keeps the alias
+    with pytest.raises(ReleaseFailed, match=r"1 was refused \(rolled back by hand\); without a champion"):
+        step()
+
     def roll_back(wait: int) -> None:
         registry.unpoint("champion", "1")
 
