@@ -227,13 +227,13 @@ def pages_of(
         alert, fired = expected.get(name, ""), [one for one in own if one.is_firing]
         right = [one for one in own if one.alert == alert and one.severity == "page"]
         paged = [one.at for one in right if one.is_firing and one.at >= began]
-        over = [one.at for one in right if not one.is_firing and paged]
+        is_over = paged and not right[-1].is_firing  # an alert that fires again is not over at its first end
         rows.append(
             {
                 "fault": name,
                 "expected": alert,
                 "paged_s": min(paged) - began if paged else None,
-                "resolved_s": max(max(over) - mended, 0.0) if over else None,
+                "resolved_s": max(right[-1].at - mended, 0.0) if is_over else None,
                 "wrong": sorted(
                     {one.alert for one in fired if one.severity == "page" and one.alert != alert}
                 ),

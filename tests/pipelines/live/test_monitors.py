@@ -65,6 +65,14 @@ def test_the_end_of_a_ticket_is_not_the_end_of_the_page_of_its_alert() -> None:
     assert row["resolved_s"] == 50.0
 
 
+def test_a_page_that_comes_again_is_resolved_by_its_last_end() -> None:
+    again = [notice("A", 120.0), notice("A", 200.0, is_firing=False), notice("A", 230.0)]
+    (still,) = pages_of(again, [("f", 100.0, 150.0)], {"f": "A"})
+    assert still["resolved_s"] is None
+    (over,) = pages_of([*again, notice("A", 300.0, is_firing=False)], [("f", 100.0, 150.0)], {"f": "A"})
+    assert over["resolved_s"] == 150.0
+
+
 def test_a_series_has_the_name_of_its_labels_and_not_of_its_rule() -> None:
     rows = [
         {"metric": {"__name__": "reco:CheckoutSlow:bad5m"}, "values": [[100.0, "0.5"]]},
