@@ -96,11 +96,11 @@ def _keys(users: pd.Index, user: pd.Series, at: pd.Series, times: pd.Series) -> 
 
 
 def _waits(answers: pa.Table) -> np.ndarray:
-    """Return the milliseconds of each answer, the sum of its stages; `total` is that sum already."""
+    """Return the milliseconds of each answer: its `total`, which for a fallback begins with the request."""
     stages = answers["stage_ms"].combine_chunks()
     ends = np.asarray(stages.offsets)
-    is_stage = np.asarray(pc.not_equal(stages.keys, "total"))
-    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64) * is_stage)])
+    is_total = np.asarray(pc.equal(stages.keys, "total"))
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64) * is_total)])
     return np.asarray(total[ends[1:]] - total[ends[:-1]])
 
 

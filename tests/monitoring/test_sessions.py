@@ -49,6 +49,15 @@ def test_answers_before_one_payment_are_one_session_and_each_shown_item_counts_o
     assert session["complete"]
 
 
+def test_the_wait_of_a_fallback_holds_what_was_tried_before() -> None:
+    full, fallback = [("ranking", 2.0), ("features", 1.0), ("total", 3.0)], [("fallback", 0.5), ("total", 41.0)]
+    answers = _answers(("ann", 0, ["milk"]), ("bob", 0, ["milk"]))
+    stages = pa.array([full, fallback], RECORD_SCHEMA.field("stage_ms").type)
+    answers = answers.set_column(RECORD_SCHEMA.get_field_index("stage_ms"), "stage_ms", stages)
+    sessions = make_sessions(answers, _purchases(("ann", "b1", "milk", 5, 1.5)), UNTIL)
+    assert sessions["wait_ms"].tolist() == [3.0, 41.0]
+
+
 def test_a_payment_or_a_pause_of_half_an_hour_ends_a_session() -> None:
     answers = _answers(("ann", 0, ["milk"]), ("ann", 10, ["milk"]), ("ann", 50, ["milk"]))
     purchases = _purchases(("ann", "b1", "milk", 5, 1.0))
