@@ -374,18 +374,22 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
     """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
 
-    The records are drawn: each n-th may be of the same store or the same process.
+    A shopper's records of a day are drawn together: of a checkout, only the last answer is compared. Each n-th
+    record may be of the same store or the same process.
     """
-    rng, share, kept = np.random.default_rng(0), 1.0, list[pa.Table]()
+    share, kept = 1.0, list[pa.Table]()
 
-    def drawn(table: pa.Table, share: float) -> pa.Table:
-        return table if share == 1 else table.filter(pa.array(rng.random(len(table)) < share))
+    def drawn(table: pa.Table) -> pa.Table:
+        asker = pc.coalesce(table["user_id"], table["request_id"])
+        day = pc.floor_temporal(table["answered_at"], unit="day")
+        place = pd.util.hash_pandas_object(pa.table([asker, day], ["asker", "day"]).to_pandas(), index=False)
+        return table.filter(pa.array(place.to_numpy() <= share * 2.0**64))
 
     for segment in segments:
-        kept.append(drawn(segment, share))
+        kept.append(drawn(segment) if share < 1 else segment)
         while sum(map(len, kept)) > most:
             share /= 2
-            kept = [drawn(table, 0.5) for table in kept]
+            kept = [drawn(table) for table in kept]
     return kept
 
 

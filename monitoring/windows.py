@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from feature_repo.events import Dataset, lines_bought
 from feature_repo.schema import LEVELS
 from feature_repo.statistics import read_statistics, read_vocabulary
+from monitoring.sessions import ANSWERED_S, asked_at
 from serving.errors import BundleInvalid
 from serving.prediction_log import feature_names, feature_rows
 from serving.release.manifest import read_manifest
@@ -206,8 +207,9 @@ def log_tables(
     current: pa.Table, reference: pa.Table, category_of: Mapping[str, str], embeddings: Embeddings
 ) -> list[TablePair]:
     """Return the watched columns of the log: of each returned item, of each basket item, of each request."""
-    current, reference = _at_equal_lengths(current, reference)
-    ranked = [_ranked(side) for side in (current, reference)]
+    # A till may repeat its last question, and the cached answer has no features.
+    ranked = _at_equal_lengths(*_checkouts(_ranked(current), _ranked(reference)))
+    current, reference = _at_equal_lengths(*_checkouts(current, reference))
     # A till that asks for three items has no later places, where scores are lower; an evaluation has ten.
     most = min((_usual_k(side) for side in ranked if len(side)), default=0)
     answers = _alike(*(_answers(side, most) for side in ranked))
@@ -218,11 +220,29 @@ def log_tables(
     ]
 
 
+def _checkouts(*sides: pa.Table) -> list[pa.Table]:
+    """Return the last answer of each checkout, without guests where enough shoppers are known.
+
+    A till may ask after each scan. Such questions are not independent of each other, and the first items of a
+    large basket are no small basket. Nothing joins the questions of a guest: each stands for itself.
+    """
+    ends = []
+    for side in sides:
+        asked = pd.DataFrame({"user": side["user_id"].to_pandas(), "at": asked_at(side)})
+        asked = asked.sort_values(["user", "at"], kind="stable")
+        following = asked.shift(-1)
+        goes_on = (following["at"] - asked["at"]).dt.total_seconds() <= ANSWERED_S
+        goes_on &= following["user"] == asked["user"]
+        ends.append(side.filter(pa.array(~goes_on.sort_index().to_numpy())))
+    known = [side.filter(pc.is_valid(side["user_id"])) for side in ends]
+    return known if min(map(len, known)) >= LEAST_UNITS else ends
+
+
 def _at_equal_lengths(current: pa.Table, reference: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the records of both with the basket lengths that both have, in the shares of the window.
 
-    A till that asks after each scan asks about growing baskets, an evaluation about a part of each basket.
-    How long a basket is when the till asks is no behaviour of shoppers, and many features follow from it.
+    A till may not ask after the last scan, an evaluation asks about whole baskets. How long a basket is when
+    the till asks is no behaviour of shoppers, and many features follow from it.
     """
     sides = (current, reference)
     group = [np.digitize(pc.list_value_length(side["basket"]).to_numpy(), LENGTHS) for side in sides]

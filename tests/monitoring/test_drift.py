@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import read_dataset
@@ -299,6 +300,31 @@ def test_prices_drift_in_a_shop_of_guests_alone(records: Records, bundle: Path) 
     same, dearer = (judge(compare(log_tables(answers(600, t), answers(900), *shop))) for t in (1.0, 3.0))
     assert same.status == "ok"
     assert status(dearer, "item_price") == "alarm"
+
+
+def test_tills_that_ask_after_each_scan_are_no_drift(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unchanged shop whose baskets have one, three or nine items, each asked about after each scan."""
+    made, scans = records(600, bundle_id, seed=5), []
+    for number, one in enumerate(made):
+        basket = (one.request.basket * 2)[: (1, 3, 9)[number % 3]]
+        one.features[:, 0] = len(basket)
+        made[number] = replace(one, request=replace(one.request, basket=basket, store_id=f"s{len(basket)}"))
+        for scan in range(1, len(basket) + 1):
+            at = one.answered_at - len(basket) + scan
+            request = replace(made[number].request, basket=basket[:scan], at=at)
+            scans.append(replace(made[number], request=request, answered_at=at))
+    pq.write_table(
+        records_to_table(made, ("user_item_count", "item_price")), bundle / "reference_log.parquet"
+    )
+    path = log(scans[::2], scans[1::2])  # of two processes
+    assert len(scans) > 4 * len(made)
+    verdict = drift_of_log(bundle, path, Window())
+    assert verdict.status == "ok", verdict.reason
+    monkeypatch.setattr(drift, "SAMPLE", 2_000)
+    verdict = drift_of_log(bundle, path, Window())
+    assert verdict.status == "ok", verdict.reason
 
 
 @pytest.mark.parametrize("sizes", [(300, 0, 500), (1,) * 800])

@@ -50,7 +50,10 @@ def test_answers_before_one_payment_are_one_session_and_each_shown_item_counts_o
 
 
 def test_the_wait_of_a_fallback_holds_what_was_tried_before() -> None:
-    full, fallback = [("ranking", 2.0), ("features", 1.0), ("total", 3.0)], [("fallback", 0.5), ("total", 41.0)]
+    full, fallback = (
+        [("ranking", 2.0), ("features", 1.0), ("total", 3.0)],
+        [("fallback", 0.5), ("total", 41.0)],
+    )
     answers = _answers(("ann", 0, ["milk"]), ("bob", 0, ["milk"]))
     stages = pa.array([full, fallback], RECORD_SCHEMA.field("stage_ms").type)
     answers = answers.set_column(RECORD_SCHEMA.get_field_index("stage_ms"), "stage_ms", stages)

@@ -119,7 +119,7 @@ def test_an_empty_window_has_tables_without_rows(events: Events) -> None:
 
 
 def test_the_log_is_watched_by_item_by_basket_and_by_request(records: Callable[..., list[Record]]) -> None:
-    table = records_to_table([*records(20), *records(5, rung="popular")], FEATURES)
+    table = records_to_table([*records(20), *records(25, rung="popular")[20:]], FEATURES)
     category_of = {f"i{n}": f"c{n % 2}" for n in range(30)}
     items, baskets, requests = log_tables(table, table, category_of, embeddings())
     assert list(items.current) == [*FEATURES, "score", "source", "request"]
@@ -180,6 +180,35 @@ def test_baskets_of_one_direction_share_regions_that_the_others_have_not() -> No
     assert embeddings().with_regions(items[:3], unit[:3]).regions_of(items, unit[:100]).empty, (
         "too few to know"
     )
+
+
+def test_of_a_checkout_the_last_answer_with_features_and_the_last_basket_are_compared(
+    records: Callable[..., list[Record]],
+) -> None:
+    def asked(*users: str | None) -> pa.Table:
+        """Ask three times in each basket; the last answer is a cached one, without features."""
+        made = []
+        for number, one in enumerate(records(len(users))):
+            for scan in (1, 2, 5):
+                request = replace(
+                    one.request,
+                    user_id=users[number],
+                    basket=one.request.basket[:scan],
+                    at=one.request.at + scan,
+                )
+                features = one.features[:0] if scan == 5 else one.features
+                made.append(replace(one, request=request, features=features))
+        return records_to_table(made, FEATURES)
+
+    known, guests = [f"u{number}" for number in range(200)], [None] * 10
+    answers, _, requests = log_tables(asked(*known, *guests), asked(*known), {}, embeddings())
+    assert answers.current["request"].nunique() == answers.reference["request"].nunique() == 200
+    assert len(requests.current) == len(requests.reference) == 200, "without guests"
+    few = asked(*known[:20], *guests)
+    answers, items, requests = log_tables(few, few, {}, embeddings())
+    assert answers.current["request"].nunique() == 20 + 2 * len(guests)
+    assert len(requests.current) == 20 + 3 * len(guests), "nothing joins the questions of a guest"
+    assert items.current.groupby("request").size().value_counts().to_dict() == {5: 30, 1: 10, 2: 10}
 
 
 def test_growing_baskets_are_compared_with_baskets_of_the_same_lengths(
