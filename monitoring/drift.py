@@ -48,6 +48,7 @@ from serving.errors import BundleInvalid
 from serving.prediction_log import join_segments, read_segments
 from serving.release.champion import read_champion
 from serving.release.manifest import read_manifest
+from serving.schemas import DEFAULT_PROFILE
 
 log = logging.getLogger(__name__)
 SAMPLE = 50_000  # answers of a window that are compared at most: a week of a large shop fits no memory
@@ -125,7 +126,7 @@ def drift_of_log(
     read = lru_cache(maxsize=1)(partial(_answers_of, alike, log_dir))
     others, categories = read(window)[1], bundle_categories(bundle)
     embeddings = Embeddings.of(bundle).with_regions(*basket_lines(expected))
-    compared += f" ({others} answers of other bundles left out)" if others else ""
+    compared += f" ({others} answers of other bundles or profiles left out)" if others else ""
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
@@ -135,7 +136,8 @@ def drift_of_log(
 
     empty = f"{log_dir} holds no answer in the window: start `reco serve` or `reco up`, and ask it"
     if others:
-        empty = f"all {others} answers in the window are of other bundles: wait until this one has answered"
+        empty = f"all {others} answers in the window are of other bundles or profiles: "
+        empty += f"wait until this one has answered with the profile `{DEFAULT_PROFILE}`"
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, empty)
 
 
@@ -358,13 +360,17 @@ def bundles_alike(bundle: Path) -> set[str]:
 
 
 def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa.Table, int]:
-    """Return the records of some bundles, a sample of many, and the number of records of others."""
+    """Return a sample of the records of some bundles, and the number of those of others.
+
+    The evaluation asks with the usual profile alone. Lists of another differ from it without any drift.
+    """
     wanted, others = pa.array(sorted(bundle_ids)), 0
 
     def own() -> Iterator[pa.Table]:
         nonlocal others
         for segment in read_segments(log_dir, window.since, window.until):
-            found = segment.filter(pc.is_in(segment["bundle_id"], wanted))
+            is_usual = pc.equal(pc.fill_null(segment["profile"], DEFAULT_PROFILE), DEFAULT_PROFILE)
+            found = segment.filter(pc.and_(pc.is_in(segment["bundle_id"], wanted), is_usual))
             others += len(segment) - len(found)
             yield found
 
@@ -374,8 +380,8 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
     """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
 
-    A shopper's records of a day are drawn together: of a checkout, only the last answer is compared. Each n-th
-    record may be of the same store or the same process.
+    A shopper's records of a day are drawn together: of a checkout, only the last one is compared. Each n-th may
+    be of the same store or the same process.
     """
     share, kept = 1.0, list[pa.Table]()
 

@@ -356,7 +356,23 @@ def test_of_many_answers_a_sample_is_compared_and_those_of_other_bundles_are_lef
     assert len(drift._answers_of({bundle_id}, path, Window())[0]) == 400
     verdict = drift_of_log(bundle, path, Window())
     assert verdict.status == "ok"
-    assert "(1800 answers of other bundles left out)" in verdict.compared
+    assert "(1800 answers of other bundles or profiles left out)" in verdict.compared
+
+
+def test_answers_with_another_profile_are_left_out(
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+) -> None:
+    """The evaluation asks with the usual profile alone."""
+    other = [
+        replace(one, request=replace(one.request, profile="premium"))
+        for one in records(600, bundle_id, price=4)
+    ]
+    verdict = drift_of_log(bundle, log(records(600, bundle_id, seed=5), other), Window())
+    assert verdict.status == "ok", verdict.reason
+    assert "(600 answers of other bundles or profiles left out)" in verdict.compared
+    verdict = drift_of_log(bundle, log(other, other), Window())
+    assert verdict.status == "insufficient_data"
+    assert verdict.reason.endswith("wait until this one has answered with the profile `default`")
 
 
 def test_answers_of_a_refreshed_bundle_are_those_of_its_ranker(tmp_path: Path) -> None:
