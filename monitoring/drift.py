@@ -380,8 +380,8 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
     """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
 
-    A shopper's records of a day are drawn together: of a checkout, only the last one is compared. Each n-th may
-    be of the same store or the same process.
+    A shopper's records of a day are drawn together: of a checkout, only the last one is compared. Each n-th
+    may be of the same store or the same process.
     """
     share, kept = 1.0, list[pa.Table]()
 

@@ -144,6 +144,7 @@ class Processes:
 
     async def _keep(self, slot: Slot) -> None:
         while not self._stopping.is_set():
+            before = slot.failed
             try:
                 ended = _ended(await self._live(slot))
             except OSError as error:  # processes, files or memory are short now: no fault of the bundle's
@@ -157,7 +158,8 @@ class Processes:
                 slot.ready, slot.deaths = None, 1
                 _log.error("a process died (%s); another one is started", ended)
             elif ended:
-                slot.failed = slot.failed or NoneStarts(f"a process ended at its start ({ended})", 1)
+                if slot.failed is before:  # it gave no reason of its own
+                    slot.failed = NoneStarts(f"a process ended at its start ({ended})", 1)
                 if self._first_start_failed():
                     self._stop()
                     return

@@ -35,10 +35,7 @@ def warm_up(recommender: Recommender, log_dir: Path, rest: Callable[[float], Non
     except Exception:  # noqa: BLE001 - the edge of the start: an endpoint with an empty cache can answer, too
         _log.exception("the cache begins empty: the prediction log in %s cannot be read", log_dir)
         return
-    began = time.monotonic()
-    left = warm(requests, recommender.warm, rest=rest)
-    size, took_s = len(recommender.answers), time.monotonic() - began
-    _log.info("%d answers are cached after %.1f s; %d requests were left", size, took_s, left)
+    warm(requests, recommender.warm, rest=rest)
 
 
 def frequent_requests(log_dir: Path, at: float) -> list[Request]:

@@ -90,6 +90,7 @@ class Endpoint(ModelServer):
         self._http_socket = http_socket
         self._freeze = freeze
         self._stopping: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
 
     def start(
         self,
@@ -122,11 +123,12 @@ class Endpoint(ModelServer):
             runner.run(self._run(app, on_ready, at_end))
 
     def stop(self, sig: int) -> None:
-        """Turn readiness off and drain; a second signal does not wait for requests in flight."""
+        """Turn readiness off and drain; a second signal waits neither for that nor for requests in flight."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._drain())
         else:
             self._http.force_exit = True
+            self._hurried.set()
 
     def on_loop(self, act: Callable[[], None]) -> None:
         """Do something between two steps of requests, and return when it is done; for other threads.
@@ -174,9 +176,12 @@ class Endpoint(ModelServer):
 
     async def _drain(self) -> None:
         self.dataplane.draining = self._app.draining = True
-        await asyncio.sleep(self._settings.drain_s)
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait([hurried], timeout=self._settings.drain_s)
         self._http.should_exit = True
-        await self._grpc.stop(self._settings.grace_s)
+        stopped = asyncio.create_task(self._grpc.stop(self._settings.grace_s))
+        await asyncio.wait([hurried, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await self._grpc.stop(None)
 
     def _make_grpc(self) -> grpc.aio.Server:
         settings = self._settings

@@ -22,7 +22,7 @@ SERVICES = ("", "reco.v1.Recommendations", "inference.GRPCInferenceService")  # 
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 MAX_WATCHES = 64  # any caller may watch, without a token
 WATCH_S = 0.2  # between two looks of a watch
-_PRIORITIES = {0: PRIORITIES[0], 1: "checkout", 2: "prefetch"}
+_PRIORITIES = {1: "checkout", 2: "prefetch"}  # by the number in the message; 0 is the first, too
 
 
 class RecommendationsService(RecommendationsServicer):

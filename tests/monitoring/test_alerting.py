@@ -67,7 +67,12 @@ def test_the_page_of_a_drift_looks_at_the_week_that_the_watch_looked_at() -> Non
 
 
 def test_a_training_that_a_page_starts_on_a_cluster_reads_the_shops_data_and_is_released() -> None:
-    acts = [line for alert in read_slo()["alerts"] for line in alert["act"] if "reco submit" in line]
+    acts = [
+        line
+        for alert in read_slo()["alerts"]
+        for line in alert["act"]
+        if "reco run --data" in line or "reco submit" in line
+    ]
     assert len(acts) > 1
     for line in acts:
         assert "`reco submit --release --data DIR`" in line

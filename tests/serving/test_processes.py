@@ -255,6 +255,27 @@ def test_the_long_message_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
     assert str(failure.value) == "x" * 200_000
 
 
+@pytest.mark.slow
+def test_a_failed_start_has_its_own_reason_not_that_of_an_earlier_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first is ready and killed, the second says why it fails, the third is killed, the fourth lives.
+    failed = '{"event": "failed", "message": "rules.yaml, line 3", "exit_code": 2}\\n'
+    child = f"""
+if number == 1:
+    request[1].sendall(b'{failed}')
+    os._exit(2)
+if number != 2:
+    say()
+if number != 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.pause()
+"""
+    small_endpoint(tmp_path, child, end_after(4), processes=1)
+    reasons = re.findall(r"tried again: (.*)", caplog.text)
+    assert reasons == ["rules.yaml, line 3", "a process ended at its start (SIGKILL)"]
+
+
 # ------------------------------------------------------------------------------------ a real endpoint
 
 

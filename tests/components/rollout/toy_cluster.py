@@ -131,7 +131,8 @@ class ToyCluster:
         bundle = folder / "bundle"
         bundle.mkdir()
         golden = {"request": GOLDEN, "history": None, "expected": [["9", 0.5]]}
-        (bundle / "golden.jsonl").write_text(json.dumps(golden) + "\n")
+        known = {"request": GOLDEN | {"user_id": "ann"}, "history": "", "expected": [["9", 0.7]]}
+        (bundle / "golden.jsonl").write_text(json.dumps(golden) + "\n" + json.dumps(known) + "\n")
         self.catalogue = ToyCatalogue(bundle, self._wrote)
         route = yaml.safe_load((KSERVE / "base" / "route.yaml").read_text())
         self._put("httproutes", route)

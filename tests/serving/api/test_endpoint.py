@@ -448,3 +448,21 @@ def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
         endpoint = Endpoint(settings, http, freeze=lambda: steps.append("frozen"))
         endpoint.start(Checkout(recommender, 1e6), on_ready, at_end)
     assert steps == ["rehearsed", "frozen", "ready", "ended"]
+
+
+def test_a_second_signal_ends_the_drain(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.api.endpoint import Endpoint
+    from serving.checkout.checkout import Checkout
+
+    async def not_rehearsed(*_: Any) -> None:
+        pass
+
+    def on_ready(*_: str) -> None:
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), sig)
+
+    settings = Settings(http_port=0, grpc_port=free_port(), drain_s=600.0, grace_s=600.0)
+    monkeypatch.setattr("serving.api.endpoint.rehearse", not_rehearsed)
+    with socket.socket() as http:
+        http.bind(("127.0.0.1", 0))
+        Endpoint(settings, http, freeze=lambda: None).start(Checkout(recommender, 1e6), on_ready, None)
