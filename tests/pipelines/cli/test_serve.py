@@ -1,5 +1,6 @@
 """`reco serve` and `reco up`; test_shell.py has the values that they refuse."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,5 +28,6 @@ def test_unknown_variables_are_named(shop: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("pipelines.live.supervisor.Supervisor.run", lambda self: None)
     served = reco(shop, "serve", "--http-port", "0")
     assert ".env: no setting is named RECO_AUDIT or RECO_CALLER_TOKEN, so it has no effect" in served.stderr
-    up = reco(shop, "up", "--port", "0", "--grpc-port", "0", "--store-port", "0", "--broker-port", "0")
+    own = shutil.copytree(shop, tmp_path / "shop")
+    up = reco(own, "up", "--port", "0", "--grpc-port", "0", "--store-port", "0", "--broker-port", "0")
     assert "no setting is named RECO_AUDIT or RECO_CALLER_TOKEN or RECO_DEADLIN_MS, so" in up.stderr
