@@ -51,9 +51,9 @@ NO_CUT = "none"  # as `train_until`, for data that nothing is trained on: they m
 class TooManyRefused(EventsInvalid):
     """More rows break the contract than may; `quarantine` is the file that holds each with its reason."""
 
-    def __init__(self, message: str, quarantine: Path) -> None:
-        super().__init__(message)
-        self.quarantine = quarantine
+    def __init__(self, found: str, mend: str, quarantine: Path) -> None:
+        super().__init__(f"{found}: {mend}")
+        self.found, self.quarantine = found, quarantine
 
 
 def ingest_events(
@@ -162,7 +162,8 @@ def _too_many(refused: pd.DataFrame, rows: int, allowed: float, file: Path) -> T
     share = len(refused) / rows
     return TooManyRefused(
         f"{len(refused)} of {rows} rows ({share:.1%}) break the event contract, at most {allowed:.1%} may "
-        f"({named}): mend the rows listed in {file}{or_raise_the_limit(share)}",
+        f"({named})",
+        f"mend the rows listed in {file}{or_raise_the_limit(share)}",
         file,
     )
 

@@ -106,8 +106,9 @@ def deploy_endpoint(
         )
     if ended != "Complete" and (reason := registry.version(version).refused):
         raise ReleaseFailed(
-            f"version {target.version} was refused ({reason}); without a champion before it, it keeps "
-            "the alias: `reco promote VERSION --gate over_champion=0` judges the next one by its own figures"
+            f"version {target.version} was refused ({reason}); without a champion before it, it keeps the "
+            "alias: judge the next version, N, by its own figures (`reco promote N --gate over_champion=0 "
+            f"--dataset DIR --tracking-uri URL`), then release N by a Job of the CronJob {TEMPLATE}"
         )
     if ended != "Complete":
         log.warning("job %s failed after version %s became champion: the guard ends it", name, target.version)

@@ -150,9 +150,11 @@ class Observer:
         headers = {SLOT_HEADER: record.canary, "content-type": "application/json"}
         if self._token:
             headers["authorization"] = f"Bearer {self._token}"
-        for golden in read_golden(bundle):
-            if golden.request.get("user_id") is not None:
-                continue  # the endpoint logs its requests, and the shopper may have been forgotten since
+        # The endpoint logs its requests, and a shopper may have been forgotten since.
+        strangers = [golden for golden in read_golden(bundle) if golden.request.get("user_id") is None]
+        if not strangers:
+            return Observed(fault=f"{bundle} holds no golden request without a shopper")
+        for golden in strangers:
             body = json.dumps({name: value for name, value in golden.request.items() if value is not None})
             try:
                 answer = self._http.post(

@@ -8,6 +8,7 @@ aborted goes on.
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -189,10 +190,9 @@ class Rollout:
                 )
             back = f"weights back to {record.stable}"
             if record.weight == 0:
-                back = (
-                    f"version {record.version} had no traffic: its release ends, and the traffic stays; to "
-                    f"go back from the version of {record.stable}, roll back again in a minute"
-                )
+                back = f"version {record.version} had no traffic: its release ends, and the traffic stays"
+                if record.compared:
+                    back += f"; to go back from the version of {record.stable}, roll back again in a minute"
             self._say(back)
             return self._run(self._save(abort(record, "rolled back by hand", self._now())), asked=True)
         if record is not None and record.active:
@@ -366,19 +366,19 @@ class Rollout:
         Raises:
             Conflict: the gate was ended.
         """
-        over, lost = threading.Event(), list[RecoError]()
+        over, lost = threading.Event(), list[Conflict]()
 
         def beat() -> None:
             while not over.wait(BEAT_S):
                 try:
                     self._save(record)
-                except ClusterUnreachable:
-                    continue
-                except RecoError as error:  # another deployer has it by now: the next write says so
+                except Conflict as error:  # another deployer has it by now
                     if record.state == "verify" and not over.is_set():
                         lost.append(error)
-                        _thread.interrupt_main()
+                        _thread.interrupt_main(signal.SIGTERM)  # a shell's background job ignores SIGINT
                     return
+                except RecoError:
+                    continue
 
         beats = threading.Thread(target=beat, daemon=True)
         beats.start()

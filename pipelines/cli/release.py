@@ -367,9 +367,8 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         try:
             ingest_events(source, dataset, allowed_ratio(context.home, source), NO_CUT, str(context.home))
         except TooManyRefused as error:  # the file that it names is removed here
-            refused = str(error).partition(": mend the rows")[0]
-            check = f"`reco check {shlex.quote(source)}` lists them"
-            raise EventsInvalid(f"{refused}: mend these rows, {check}") from error
+            check = f"`reco check {shlex.quote(source)} --output json` lists them"
+            raise EventsInvalid(f"{error.found}: mend these rows, {check}") from error
         bundle, forgotten = champion.bundle(context.home), Forgotten.load(context.home)
         now = pd.Timestamp.now("UTC")
         done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)

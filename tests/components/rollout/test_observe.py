@@ -46,6 +46,12 @@ def test_without_a_gateway_golden_requests_are_a_fault_at_once(cluster: ToyClust
     assert watch.slot(SERVED, cluster.catalogue.bundle(SERVED), golden=False).done
 
 
+def test_a_bundle_without_a_golden_request_of_a_stranger_proves_nothing(cluster: ToyCluster) -> None:
+    file = cluster.catalogue.bundle(SERVED) / "golden.jsonl"
+    file.write_text(file.read_text().splitlines()[1] + "\n")
+    assert "holds no golden request without a shopper" in golden(cluster).fault
+
+
 STRANGERS: tuple[Any, ...] = ({"items": []}, [1], None)
 WRONG_SCORE = {"bundle_id": "b1", "items": [{"item_id": "9", "score": 0.6}], "rung": "full"}
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import signal
 import threading
 import time
 from pathlib import Path
@@ -400,17 +401,23 @@ def test_a_rollback_during_the_gate_ends_it_and_the_next_one_goes_back(
     cluster.release()
     monkeypatch.setattr("components.rollout.release.BEAT_S", 0.05)
     ends: list[str] = []
+    person = threading.Thread(target=lambda: cluster.rollout("a person").rollback(place))
 
     def long_gate(record: Release) -> None:
-        cluster.rollout("a person").rollback(place)
+        person.start()
         for _ in range(1_000):
             time.sleep(0.01)  # `subprocess.run` looks so, too, and kills its child then
         ends.append("by itself")
 
     with monkeypatch.context() as patch:
         patch.setattr(cluster.catalogue, "check", long_gate)
-        with pytest.raises(Conflict, match="another deployer has taken over"):
-            cluster.release("3", "job-3")
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `reco release` does
+        try:
+            with pytest.raises(Conflict, match="another deployer has taken over"):
+                cluster.release("3", "job-3")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    person.join()
     assert ends == [], "its process holds the lock that the next rollback needs"
     assert weights(cluster.route())["green"] == 100
     assert "version 3 had no traffic: its release ends, and the traffic stays" in "\n".join(cluster.said)

@@ -83,7 +83,9 @@ def test_a_refresh_names_the_command_that_lists_refused_rows(
     done = reco(shop, "refresh", "--data", str(tmp_path))
     assert done.exit_code == 1, done.output
     assert "1 of 2 rows (50.0%) break the event contract" in done.output
-    assert f": mend these rows, `{command(shop, f'check {tmp_path}')}` lists them" in done.output
+    assert (
+        f": mend these rows, `{command(shop, f'check {tmp_path} --output json')}` lists them" in done.output
+    )
     assert "--param" not in done.output
 
 
