@@ -112,21 +112,24 @@ def drift_of_log(
         bundle: the directory of the bundle; answers of bundles with another ranker are left out.
         log_dir: the prediction log.
         window: the stretch of time under test.
-        reference: another stretch of the log; by default the records that the bundle holds.
+        reference: another stretch of the log; by default the records of the bundle's evaluation, which asks
+            with the usual profile alone, so answers with another are left out.
         report: where to write the HTML report, if at all; its PSI is Evidently's, and agrees with ours.
     """
     bundle_id, alike = str(read_manifest(bundle)["bundle_id"]), bundles_alike(bundle)
+    profile, left_out = "", "other bundles"
     if reference is None:
+        profile, left_out = DEFAULT_PROFILE, "other bundles or profiles"
         expected = bundle_reference(bundle, REFERENCE_LOG)
         compared = f"answers of bundle {bundle_id} with its evaluation"
         reference = _span(expected["answered_at"].to_pandas())
     else:
         expected, _ = _answers_of(alike, log_dir, reference)
         compared = f"answers of bundle {bundle_id} with those of an earlier window"
-    read = lru_cache(maxsize=1)(partial(_answers_of, alike, log_dir))
+    read = lru_cache(maxsize=1)(partial(_answers_of, alike, log_dir, profile=profile))
     others, categories = read(window)[1], bundle_categories(bundle)
     embeddings = Embeddings.of(bundle).with_regions(*basket_lines(expected))
-    compared += f" ({others} answers of other bundles or profiles left out)" if others else ""
+    compared += f" ({others} answers of {left_out} left out)" if others else ""
 
     def tables_of(window: Window) -> tuple[list[TablePair], int]:
         found, _ = read(window)
@@ -136,8 +139,8 @@ def drift_of_log(
 
     empty = f"{log_dir} holds no answer in the window: start `reco serve` or `reco up`, and ask it"
     if others:
-        empty = f"all {others} answers in the window are of other bundles or profiles: "
-        empty += f"wait until this one has answered with the profile `{DEFAULT_PROFILE}`"
+        empty = f"all {others} answers in the window are of {left_out}: wait until this bundle has answered"
+        empty += f" with the profile `{profile}`" if profile else ""
     return _check(tables_of, compared, (window, reference), window.until or datetime.now(UTC), report, empty)
 
 
@@ -359,18 +362,21 @@ def bundles_alike(bundle: Path) -> set[str]:
     return alike
 
 
-def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa.Table, int]:
-    """Return a sample of the records of some bundles, and the number of those of others.
+def _answers_of(
+    bundle_ids: set[str], log_dir: Path, window: Window, profile: str = ""
+) -> tuple[pa.Table, int]:
+    """Return a sample of the records of some bundles and one profile, and the number of all others.
 
-    The evaluation asks with the usual profile alone. Lists of another differ from it without any drift.
+    Without a profile it is a sample of all profiles.
     """
     wanted, others = pa.array(sorted(bundle_ids)), 0
 
     def own() -> Iterator[pa.Table]:
         nonlocal others
         for segment in read_segments(log_dir, window.since, window.until):
-            is_usual = pc.equal(pc.fill_null(segment["profile"], DEFAULT_PROFILE), DEFAULT_PROFILE)
-            found = segment.filter(pc.and_(pc.is_in(segment["bundle_id"], wanted), is_usual))
+            found = segment.filter(pc.is_in(segment["bundle_id"], wanted))
+            if profile:
+                found = found.filter(pc.equal(pc.fill_null(found["profile"], DEFAULT_PROFILE), profile))
             others += len(segment) - len(found)
             yield found
 
@@ -378,10 +384,10 @@ def _answers_of(bundle_ids: set[str], log_dir: Path, window: Window) -> tuple[pa
 
 
 def _sample(segments: Iterable[pa.Table], most: int) -> list[pa.Table]:
-    """Return each segment's share of a sample of at most `most` records, and about a half of them or more.
+    """Return each segment's share of a sample of at most `most` records, and usually of a half or more.
 
-    A shopper's records of a day are drawn together: of a checkout, only the last one is compared. Each n-th
-    may be of the same store or the same process.
+    A shopper's records of a day are drawn together: of a checkout, only the last one is compared. Fewer are
+    left where one id has many. Each n-th may be of the same store or the same process.
     """
     share, kept = 1.0, list[pa.Table]()
 

@@ -237,8 +237,8 @@ class Processes:
             case "forked":
                 with contextlib.suppress(psutil.NoSuchProcess):
                     slot.process = psutil.Process(message["pid"])
-                if self._stopping.is_set():
-                    self._signal_all(signal.SIGTERM)
+                    if self._stopping.is_set():  # the others have had theirs: a second one would hurry them
+                        slot.process.send_signal(signal.SIGTERM)
             case "not_forked":
                 raise OSError(message["message"])
             case "ended":

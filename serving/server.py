@@ -134,7 +134,9 @@ def _answer(
 
 
 def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> int:
-    """Run the endpoint; return 0 after a drain, 1 broken bundle, 2 wrong settings, 4 port taken, 130 Ctrl-C.
+    """Run the endpoint; return 0 after a drain, 1 broken bundle, 2 wrong settings, 4 port taken.
+
+    Ctrl-C while a single process starts gives 130.
 
     Args:
         arguments: of the command line; None: those of this process.

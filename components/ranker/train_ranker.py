@@ -134,16 +134,22 @@ def platt(logits: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     """
     z, bought = logits.astype(np.float64), int(label.sum())
     y = np.where(label > 0, (bought + 1) / (bought + 2), 1 / (len(label) - bought + 2))
-    # Steps of at most 1 are right for standardised logits: in wide ones they would overshoot without end.
     mean, spread = z.mean(), max(z.std(), 1e-6)
     x = np.stack([(z - mean) / spread, np.ones(len(z))], axis=1)
     rate = np.log(y.mean() / (1 - y.mean()))
     weights = np.array([0.0, rate])
+
+    def loss(weights: np.ndarray) -> float:
+        found = x @ weights
+        return float((np.logaddexp(0, found) - y * found).sum())
+
     for _ in range(200):
         p = 1 / (1 + np.exp(-x @ weights))
         hessian = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
         step = np.linalg.solve(hessian, x.T @ (p - y))
-        weights = weights - np.clip(step, -1, 1)
+        while np.abs(step).max() > 1e-8 and loss(weights - step) > loss(weights):
+            step /= 2  # a whole step may go past the end, to and fro
+        weights = weights - step
         if np.abs(step).max() < 1e-8:
             break
     slope, at_mean = weights[0] / spread, weights[1]

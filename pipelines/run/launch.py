@@ -337,15 +337,15 @@ def evaluated_run(home: Path) -> tuple[Run, Path]:
     Raises:
         RunUnknown: no run holds one.
     """
-    runs = {bundle_id: run for bundle_id, run in reversed(list(evaluated_runs(home)))}
-    if not runs:
+    found = list(evaluated_runs(home))
+    if not found:
         raise RunUnknown(f"no run under {home} holds an evaluated bundle: run `reco run` first")
     with contextlib.suppress(NoChampion):
-        champion = read_champion(home)
+        champion, runs = read_champion(home), dict(reversed(found))  # of two the newest
         for bundle_id in lineage(home, champion.bundle_id):
             if bundle_id in runs:
                 return runs[bundle_id], champion.bundle(home)
-    newest = list(runs.values())[-1]
+    newest = found[0][1]
     return newest, newest.artifacts("evaluate-bundle") / "evaluated"
 
 

@@ -19,7 +19,7 @@ import orjson
 
 from serving.checkout.checkout import Turn
 from serving.metrics import REQUEST_LOG_DROPPED
-from serving.observe.stderr_log import head
+from serving.observe.stderr_log import head, write_whole
 from serving.schemas import Call, Request, Response
 
 QUEUE_LINES = 4_096  # more wait only if stderr is not read: later ones are dropped and counted
@@ -76,8 +76,7 @@ class RequestLog:
 
     def _put(self, lines: list[bytes]) -> None:
         try:
-            self._stream.write(b"".join(lines))
-            self._stream.flush()
+            write_whole(self._stream, b"".join(lines))
         except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
             REQUEST_LOG_DROPPED.inc(len(lines))
 

@@ -30,6 +30,7 @@ CLOSE_S = 2.0
 # Our own errors name a field, never its value; the system's errors name a file or an address.
 QUOTED = (RecommendError, OSError)
 MAX_ERRORS = 8  # of one chain, which may be a ring
+_WRITING = threading.Lock()
 # OpenTelemetry's names of severities.
 _SEVERITY = {"DEBUG": "DEBUG", "INFO": "INFO", "WARNING": "WARN", "ERROR": "ERROR", "CRITICAL": "FATAL"}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -92,6 +93,13 @@ def traceback_without_messages(error: BaseException) -> str:
     return "\nwhich came after:\n".join(parts)
 
 
+def write_whole(stream: BinaryIO, lines: bytes) -> None:
+    """Write lines in one piece of their own, which a pipe keeps whole up to PIPE_BUF bytes."""
+    with _WRITING:  # else the lines of two threads might leave as one longer piece
+        stream.write(lines)
+        stream.flush()
+
+
 class BackgroundHandler(logging.Handler):
     """Writes lines from a thread of its own; the code that logs never waits for it."""
 
@@ -119,8 +127,7 @@ class BackgroundHandler(logging.Handler):
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                self._stream.write(line)
-                self._stream.flush()
+                write_whole(self._stream, line)
             except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
                 REQUEST_LOG_DROPPED.inc()
 

@@ -340,6 +340,16 @@ def test_a_sample_is_of_all_parts_of_a_log(records: Records, sizes: tuple[int, .
     assert rest.min() > 0.15, "each fourth record may be of the same store"
 
 
+def test_a_sample_holds_a_shoppers_day_whole_or_not_at_all(records: Records) -> None:
+    made = records_to_table(records(800), ("count", "price"))
+    users, hours = [f"u{number // 4}" for number in range(800)], [number % 4 for number in range(800)]
+    at = pd.Series(pd.Timestamp("2026-01-02", tz="UTC") + pd.to_timedelta(hours, "h"))
+    for name, values in (("user_id", users), ("answered_at", at)):
+        made = made.set_column(made.schema.get_field_index(name), name, pa.array(values))
+    kept = pd.concat([part.to_pandas() for part in drift._sample([made], 400)])
+    assert set(kept["user_id"].value_counts()) == {4}
+
+
 def test_of_many_answers_a_sample_is_compared_and_those_of_other_bundles_are_left_out(
     records: Records,
     log: Callable[..., Path],
@@ -360,7 +370,7 @@ def test_of_many_answers_a_sample_is_compared_and_those_of_other_bundles_are_lef
 
 
 def test_answers_with_another_profile_are_left_out(
-    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str
+    records: Records, log: Callable[..., Path], bundle: Path, bundle_id: str, day: Day
 ) -> None:
     """The evaluation asks with the usual profile alone."""
     other = [
@@ -372,7 +382,12 @@ def test_answers_with_another_profile_are_left_out(
     assert "(600 answers of other bundles or profiles left out)" in verdict.compared
     verdict = drift_of_log(bundle, log(other, other), Window())
     assert verdict.status == "insufficient_data"
-    assert verdict.reason.endswith("wait until this one has answered with the profile `default`")
+    assert verdict.reason.endswith("wait until this bundle has answered with the profile `default`")
+    long = [
+        replace(one, request=replace(one.request, profile="premium")) for one in records(1_300, bundle_id)
+    ]
+    verdict = drift_of_log(bundle, log(long[::2], long[1::2]), Window(day(14)), Window(None, day(14)))
+    assert verdict.status == "ok", "two windows of a shop that always asks with it"
 
 
 def test_answers_of_a_refreshed_bundle_are_those_of_its_ranker(tmp_path: Path) -> None:

@@ -283,6 +283,18 @@ def test_platt_scaling_finds_the_slope_and_intercept_that_made_the_labels(times:
     assert intercept == pytest.approx(-2.0, abs=0.03)
 
 
+@pytest.mark.parametrize("far", [3.0, 1e3])
+def test_platt_scaling_of_few_far_purchases_ends_where_its_loss_has_no_slope(far: float) -> None:
+    rng = np.random.default_rng(0)
+    logits = np.concatenate([rng.normal(-3, 0.1, 9_990), rng.normal(3, 0.1, 9), [far]])
+    label = np.arange(10_000) >= 9_990
+    slope, intercept = platt(logits, label)
+    said = 1 / (1 + np.exp(-(slope * logits + intercept).clip(-700)))
+    target = np.where(label, 11 / 12, 1 / 9_992)
+    assert (said - target).sum() == pytest.approx(0, abs=1e-3)
+    assert ((said - target) * logits).sum() / np.abs(logits).max() == pytest.approx(0, abs=1e-3)
+
+
 def test_platt_scaling_of_separable_lists_has_an_end() -> None:
     """Three lists whose purchase has the best score: others keep probabilities of their own."""
     logits = np.random.default_rng(0).normal(-4, 1.5, (3, 60)).clip(max=0.5).astype(np.float32)

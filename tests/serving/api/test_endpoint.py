@@ -8,20 +8,24 @@ import re
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
 
 from serving.answer.recommender import Recommender
 from serving.api.problems import problem
+from serving.proto.recommendations_pb2 import RecommendRequest
+from serving.proto.recommendations_pb2_grpc import RecommendationsStub
 from serving.schemas import MAX_K, parse_request
 from serving.settings import Settings
-from tests.chaos.procs import free_port
+from tests.chaos.procs import eventually, free_port
 from tests.serving.conftest import V1, ask, connect, tensors
 
 pytestmark = pytest.mark.slow
@@ -450,19 +454,43 @@ def test_no_connection_is_accepted_before_the_rehearsal_has_ended(
     assert steps == ["rehearsed", "frozen", "ready", "ended"]
 
 
-def test_a_second_signal_ends_the_drain(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drain_s", [600.0, 0.0])
+def test_a_second_signal_waits_neither_for_the_drain_nor_for_requests(
+    recommender: Recommender, monkeypatch: pytest.MonkeyPatch, drain_s: float
+) -> None:
     from serving.api.endpoint import Endpoint
     from serving.checkout.checkout import Checkout
+
+    asked, ended = threading.Event(), list[grpc.StatusCode]()
 
     async def not_rehearsed(*_: Any) -> None:
         pass
 
-    def on_ready(*_: str) -> None:
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), sig)
+    async def never(*_: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
 
-    settings = Settings(http_port=0, grpc_port=free_port(), drain_s=600.0, grace_s=600.0)
+    def signals() -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}") as channel:
+            call = RecommendationsStub(channel).Recommend.future(RecommendRequest(basket=["1000005"]))
+            asked.wait(60)
+            os.kill(os.getpid(), signal.SIGTERM)
+            # With a drain the second signal comes in it, else while the request is waited for.
+            eventually(lambda: endpoint._stopping if drain_s else endpoint._http.should_exit)
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                ended.append(call.exception(timeout=60).code())
+            except grpc.FutureTimeoutError:  # so that the test ends
+                for task in asyncio.all_tasks(endpoint._loop):
+                    endpoint._loop.call_soon_threadsafe(task.cancel)
+
+    settings = Settings(http_port=0, grpc_port=free_port(), drain_s=drain_s, grace_s=600.0)
     monkeypatch.setattr("serving.api.endpoint.rehearse", not_rehearsed)
+    monkeypatch.setattr(Checkout, "answer", never)
+    sender = threading.Thread(target=signals)
     with socket.socket() as http:
         http.bind(("127.0.0.1", 0))
-        Endpoint(settings, http, freeze=lambda: None).start(Checkout(recommender, 1e6), on_ready, None)
+        endpoint = Endpoint(settings, http, freeze=lambda: None)
+        endpoint.start(Checkout(recommender, 1e6), lambda *_: sender.start(), None)
+    sender.join()
+    assert len(ended) == 1
