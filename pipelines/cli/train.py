@@ -167,6 +167,17 @@ def _refuse_passwords(urls: Mapping[str, str]) -> None:
             )
 
 
+def _check_release(changes_gate: bool, model_name: str) -> None:
+    if changes_gate:
+        raise click.UsageError(
+            "--release takes neither --fast nor gate_params: the Job's gate has limits of its own"
+        )
+    if model_name != MODEL_NAME:
+        raise click.UsageError(
+            f"--release takes no --model-name: guard and rollback of the cluster ask for {MODEL_NAME} alone"
+        )
+
+
 def _tokens_of(file: Path | None, token: str) -> Callable[[], str]:
     """Return a function that reads the token; while its file is being replaced, the last one holds."""
 
@@ -258,14 +269,8 @@ def submit(
     given |= {"home": state, "tracking_uri": tracking_uri}
     if online_store:
         given["online_store"] = online_store
-    if release and (fast or "gate_params" in given):
-        raise click.UsageError(
-            "--release takes neither --fast nor gate_params: the Job's gate has limits of its own"
-        )
-    if release and model_name != MODEL_NAME:
-        raise click.UsageError(
-            f"--release takes no --model-name: guard and rollback of the cluster ask for {MODEL_NAME} alone"
-        )
+    if release:
+        _check_release(fast or "gate_params" in given, model_name)
     training = training_of(size, by_canary=release)
     arguments = complete_arguments(read_spec(training), given)
     _refuse_passwords(
