@@ -97,11 +97,8 @@ def _keys(users: pd.Index, user: pd.Series, at: pd.Series, times: pd.Series) -> 
 
 def _waits(answers: pa.Table) -> np.ndarray:
     """Return the milliseconds of each answer: its `total`, which for a fallback begins with the request."""
-    stages = answers["stage_ms"].combine_chunks()
-    ends = np.asarray(stages.offsets)
-    is_total = np.asarray(pc.equal(stages.keys, "total"))
-    total = np.concatenate([[0.0], np.cumsum(np.asarray(stages.items, np.float64) * is_total)])
-    return np.asarray(total[ends[1:]] - total[ends[:-1]])
+    total = pc.map_lookup(answers["stage_ms"].combine_chunks(), "total", "first")
+    return np.asarray(pc.fill_null(total, 0.0), np.float64)
 
 
 def _accepted(

@@ -31,7 +31,7 @@ from serving.metrics import REQUEST_LOG_DROPPED, drop_own_files, shown
 from serving.observe.stderr_log import log_to
 from serving.processes import Processes, say, write_line
 from serving.release.champion import read_champion
-from serving.settings import SettingInvalid, Settings, unknown_variables, variable
+from serving.settings import SettingInvalid, Settings, unknown_variables, variable, without_effect
 
 if TYPE_CHECKING:
     from serving.wiring import Wiring
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
         return _fork_children(given.forks, given.home)
     log_to(sys.stderr.buffer)
     if names := unknown_variables():  # in one line: the log shows one a second from each place
-        _log.warning("no setting is named %s, so it has no effect", " or ".join(names))
+        _log.warning("%s", without_effect(names))
 
     def serve_given() -> None:
         serve(

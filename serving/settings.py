@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
@@ -289,6 +289,11 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     known = {*_variables().values(), *KAFKA_VARIABLES.values()}
     names = {*environ} - {CONFIG} | {*dotenv_names(environ)}
     return sorted(name for name in names if name.startswith(PREFIX) and name not in known)
+
+
+def without_effect(names: Sequence[str]) -> str:
+    """Return the sentence about variables that match no setting."""
+    return f"no setting is named {' or '.join(names)}, so it has no effect"
 
 
 def _variables() -> dict[str, str]:

@@ -104,13 +104,14 @@ def deploy_endpoint(
             f"{champion or 'no version'}: `kubectl -n {NAMESPACE} logs job/{name}` says why, and "
             "`reco release --status` which version has the traffic, with the gate's tables"
         )
-    if ended != "Complete" and (reason := registry.version(version).refused):
-        raise ReleaseFailed(
-            f"version {target.version} was refused ({reason}); without a champion before it, it keeps the "
-            "alias: judge the next version, N, by its own figures (`reco promote N --gate over_champion=0 "
-            f"--dataset DIR --tracking-uri URL`), then release N by a Job of the CronJob {TEMPLATE}"
-        )
     if ended != "Complete":
+        if reason := registry.version(version).refused:
+            raise ReleaseFailed(
+                f"version {target.version} was refused ({reason}); without a champion before it, it keeps "
+                "the alias: judge the next version, N, by its own figures (`reco promote N --gate "
+                "over_champion=0 --dataset DIR --tracking-uri URL`), then release N by a Job of the CronJob "
+                f"{TEMPLATE}"
+            )
         log.warning("job %s failed after version %s became champion: the guard ends it", name, target.version)
     shutil.rmtree(place)
     return {"version": target.version, "bundle_id": target.bundle_id, "job": name}

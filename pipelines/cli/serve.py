@@ -13,7 +13,7 @@ from pipelines.cli.options import FOLDER, PORT, Context, FiniteRange, common_opt
 from pipelines.run.launch import absolute, check_data, data_to_replay
 from pipelines.run.runs import champions_run
 from serving.release.champion import read_champion
-from serving.settings import Settings, unknown_variables
+from serving.settings import Settings, unknown_variables, without_effect
 
 
 @click.command()
@@ -33,7 +33,7 @@ def serve(
     # The endpoint reads no `.env`. It names the unknown variables of its environment itself.
     environment = settings.to_env()
     if names := [name for name in unknown_variables() if name not in environment]:
-        context.say(f".env: no setting is named {' or '.join(names)}, so it has no effect")
+        context.say(f".env: {without_effect(names)}")
     sys.stderr.flush()
     # The endpoint replaces this process: signals reach it, and this command leaves nothing in memory.
     arguments = [sys.executable, "-P", "-m", "serving.server", *served]
@@ -107,7 +107,7 @@ def up(
     metrics = "" if wanted.slots else settings.metrics_address
     screen = Screen(context.home, context.output == "json", metrics=metrics)
     if names := unknown_variables():  # the endpoint's own warning stands in a file
-        screen.say(f"no setting is named {' or '.join(names)}, so it has no effect")
+        screen.say(without_effect(names))
     way_out = "use its endpoint, or stop it with Ctrl-C in its terminal"  # it has no end of its own
     with locked(context.home / "up.lock", "running `reco up`", way_out):
         (context.home / "up.json").unlink(missing_ok=True)  # left by a killed `reco up`
