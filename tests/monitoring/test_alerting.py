@@ -472,3 +472,14 @@ def test_an_alert_reaches_its_receiver(labels: list[str], receiver: str) -> None
     file = str(FOLDER / "alertmanager.yml")
     command = [tool("amtool"), "config", "routes", "test", f"--config.file={file}", *labels]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == receiver
+
+
+def test_the_guide_makes_the_files_that_alertmanager_reads() -> None:
+    """The Prometheus Operator mounts each Secret of an Alertmanager into a folder of the Secret's name."""
+    guide = (ROOT / "docs" / "how-to" / "cluster.md").read_text()
+    [(secret, keys)] = re.findall(r"create secret generic (paging) (--from-literal=.+)", guide)
+    made = {f"/etc/alertmanager/secrets/{secret}/{key}" for key in re.findall(r"literal=(\w+)", keys)}
+    assert made == set(re.findall(r"_file: (\S+)", (FOLDER / "alertmanager.yml").read_text()))
+    file = r"--from-file=alertmanager\.yaml=infra/monitoring/alertmanager\.yml"
+    [routes] = re.findall(rf"create secret generic (\S+) {file}", guide)
+    assert f"`secrets: [{secret}]` and `configSecret: {routes}`" in guide
