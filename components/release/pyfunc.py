@@ -7,7 +7,6 @@ store that the settings of its process name.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import time
 from collections.abc import Iterable, Mapping
@@ -29,17 +28,17 @@ class BundleModel:
         self._recommender = recommender
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Answer each row; an empty cell is a field that the request lacks.
+        """Answer each row; an empty cell is a field that the request lacks."""
+        from pandas import isna
+        from pandas.api.types import is_scalar
 
-        A column `k` must be full: beside empty cells pandas makes floats of numbers, which MLflow refuses.
-        """
         from serving.schemas import parse_request
 
         rows = model_input if isinstance(model_input, list) else model_input.to_dict("records")
         profiles = self._recommender.bundle.profiles
         answers = []
         for number, row in enumerate(rows):
-            line = {name: value for name, value in row.items() if not _is_empty(value)}
+            line = {name: value for name, value in row.items() if not (is_scalar(value) and isna(value))}
             line["basket"] = [str(item) for item in line.get("basket", [])]
             request = parse_request(line, now=time.time(), default_id=f"row-{number}", profiles=profiles)
             answers.append(self._recommender.recommend(request).to_dict())
@@ -85,7 +84,7 @@ def _object(required: Iterable[tuple[str, str]], optional: Iterable[tuple[str, s
 _INPUTS = [
     _column("basket", "array", required=True, items={"type": "string"}),
     *(_column(name, "string") for name in ("user_id", "store_id", "at", "profile", "request_id")),
-    _column("k", "long"),
+    _column("k", "any"),  # not `long`: beside empty cells pandas makes floats of whole numbers
     _column("explain", "boolean"),
 ]
 _ITEM = _object(
@@ -115,7 +114,3 @@ def _load_pyfunc(path: str) -> BundleModel:
     settings = Settings.from_env()
     store, facts = open_store(settings.online_store_url), open_fact_store(settings.fact_store_url)
     return BundleModel(open_recommender(Path(path), store, None, facts, rules=settings.rules_path))
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))

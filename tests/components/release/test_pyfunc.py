@@ -13,7 +13,7 @@ from components.release.registry import Registry
 from pipelines.inspect.ask import evaluation_requests
 from serving.release.golden import read_golden
 from serving.release.manifest import read_manifest
-from serving.schemas import Recommendation, RequestBody, Response
+from serving.schemas import DEFAULT_K, Recommendation, RequestBody, Response
 from tests.pipelines.cli.conftest import answered, reco
 from tests.pipelines.conftest import toy_home
 
@@ -73,3 +73,7 @@ def test_a_registered_champion_answers_as_the_command_does(
     assert items(answers[0]) != items(answers[-1]), "the shopper's row was not read"
     assert model.predict(model.input_example)[0]["items"]
     assert len(model.predict(pd.DataFrame([{**asked[0], "k": 7}]))[0]["items"]) == 7
+    table = pd.DataFrame([{**asked[0], "k": 7}, asked[0], {**asked[0], "k": 3}])
+    for kind in ("float64", "Int64"):  # the second has a value of its own for an empty cell
+        answers = model.predict(table.astype({"k": kind}))
+        assert [len(answer["items"]) for answer in answers] == [7, DEFAULT_K, 3]
