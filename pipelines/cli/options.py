@@ -51,7 +51,8 @@ class Context:
 
     def answer(self, document: Any, text: str, exit_code: int = 0) -> None:
         """Write the answer to stdout, as JSON or as text; an exit code other than 0 ends the command."""
-        click.echo(json.dumps(document, indent=1, default=str) if self.output == "json" else text)
+        is_json = self.output == "json"
+        click.echo(json.dumps(document, indent=1, default=str) if is_json else pasteable(self.home, text))
         if exit_code:
             click.get_current_context().exit(exit_code)
 

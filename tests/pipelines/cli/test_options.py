@@ -69,3 +69,17 @@ def test_the_home_comes_from_the_option_or_the_environment(
     empty = CliRunner().invoke(main, ["runs", "--home", ""]), CliRunner().invoke(main, ["--home", "", "runs"])
     assert [(done.exit_code, "'--home': it is empty" in done.stderr) for done in empty] == [(2, True)] * 2
     assert call("--home", str(tmp_path / "mine"))["out"] == tmp_path / "mine" / "bench"
+
+
+def test_commands_in_an_answer_can_be_pasted(tmp_path: Path) -> None:
+    @click.command()
+    @common_options
+    def command(context: Context) -> None:
+        context.answer({"cure": "`reco run`"}, "gone: `reco run`, then `reco serve`")
+
+    for output, shown in (
+        ("text", f"gone: `reco --home {tmp_path} run`, then `reco --home {tmp_path} serve`\n"),
+        ("json", '{\n "cure": "`reco run`"\n}\n'),
+    ):
+        done = CliRunner().invoke(command, ["--home", str(tmp_path), "--output", output])
+        assert done.stdout == shown
