@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -51,10 +50,8 @@ def code(text: str) -> str:
 
 
 def program() -> click.Group:
-    """Return the command group that pyproject.toml installs as `reco`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, _, name = project["scripts"]["reco"].partition(":")
-    group = getattr(import_module(module), name)
+    """Return the command group that `reco` runs."""
+    group = import_module("pipelines.cli.shell").main
     assert isinstance(group, click.Group)
     return group
 
