@@ -171,12 +171,13 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
             wire,
         )
 
-    return _exit_code(serve_given, lambda error: write_line(f"reco serve: {_pasteable(error, given.home)}"))
+    home = given.home or os.environ.get(variable("home"))  # `reco serve --bundle` gives no option
+    return _exit_code(serve_given, lambda error: write_line(f"reco serve: {_pasteable(error, home)}"))
 
 
-def _pasteable(error: RecoError, home: Path | None) -> str:
+def _pasteable(error: RecoError, home: Path | str | None) -> str:
     """Return an error whose commands in backticks can be pasted into the shell that started us."""
-    if home is None:
+    if not home:
         return str(error)
     program, beside = "reco", Path(sys.executable).with_name("reco")
     if not shutil.which(program) and beside.exists():  # no environment is active

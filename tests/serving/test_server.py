@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import httpx
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from feature_repo.schema import DENSE_NAMES
+from serving.errors import BundleInvalid
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.server import end_with, main, serve
 from serving.settings import SettingInvalid, Settings
@@ -172,6 +174,10 @@ def test_the_cure_in_an_error_names_the_home(
     program.chmod(0o700)
     assert main(["--home", str(home)]) == 2
     assert f"train one with `reco --home '{home}' run`" in capfd.readouterr().err
+    monkeypatch.setenv("RECO_HOME", str(home))  # as `reco serve` leaves it beside --bundle
+    monkeypatch.setattr("serving.server.serve", Mock(side_effect=BundleInvalid("train with `reco run`")))
+    assert main(["--bundle", str(tmp_path)]) == 1
+    assert f"train with `reco --home '{home}' run`" in capfd.readouterr().err
 
 
 def test_ctrl_c_while_it_starts_prints_nothing(
