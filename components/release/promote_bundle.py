@@ -123,6 +123,8 @@ def promote_bundle(
         enforce(checks)
         _move(registry, root, challenger, before.version if before else None, "promote")
         registry.unpoint(CHALLENGER, challenger.version)
+        if challenger.refused:  # by a release before
+            registry.refuse(challenger.version, "")
     return {**result, "changed": True, "checks": rows}
 
 

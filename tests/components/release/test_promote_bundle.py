@@ -89,6 +89,15 @@ def test_the_first_champion_needs_only_the_floors(world: World) -> None:
     assert actions(world.registry) == [("promote", "", "1")]
 
 
+def test_a_promotion_ends_the_refusal_of_an_earlier_release(world: World) -> None:
+    world.register("one")
+    world.registry.refuse("1", "rolled back")
+    world.promote(dry_run=True)
+    assert world.registry.version("1").refused == "rolled back"
+    world.promote()
+    assert world.registry.version("1").refused == ""
+
+
 def test_a_worse_bundle_is_refused_and_nothing_changes(world: World) -> None:
     world.register("one", 0.17)
     world.promote()
