@@ -345,8 +345,12 @@ def evaluated_run(home: Path) -> tuple[Run, Path]:
         for bundle_id in lineage(home, champion.bundle_id):
             if bundle_id in runs:
                 return runs[bundle_id], champion.bundle(home)
-    newest = found[0][1]
-    return newest, newest.artifacts("evaluate-bundle") / "evaluated"
+    run = found[0][1]
+    log.warning(
+        "no run under %s holds the champion's training: the newest, %s, is taken, with its own bundle",
+        *(home, run.run_id),
+    )
+    return run, run.artifacts("evaluate-bundle") / "evaluated"
 
 
 def run_datasets(home: Path, data: str = "") -> list[Path]:

@@ -27,6 +27,7 @@ from pipelines.run.launch import (
     check_data,
     data_to_replay,
     dataset_of,
+    evaluated_run,
     newest_data,
     promoted,
     retrain,
@@ -36,7 +37,7 @@ from pipelines.run.launch import (
     train_toy_shop,
 )
 from pipelines.run.local_run import StepFailed
-from pipelines.run.runs import Run, champions_run, list_runs, new_run
+from pipelines.run.runs import Run, RunUnknown, champions_run, list_runs, new_run
 from serving.release.bundle import RankingSettings, seal_bundle
 from serving.release.champion import Champion, read_champion, write_champion
 from serving.release.manifest import read_manifest
@@ -305,6 +306,23 @@ def test_the_toy_shop_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
     start_with(monkeypatch, lambda *_: pytest.fail("trained again"))
     assert train_toy_shop(tmp_path, sys.stderr) == tmp_path / "toy"
+
+
+def test_a_bench_of_another_run_than_the_champions_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunUnknown, match="holds an evaluated bundle"):
+        evaluated_run(tmp_path)
+    run = new_run(tmp_path, "training", {}, ["evaluate-bundle"])
+    made = build_bundle(run.artifacts("evaluate-bundle") / "evaluated")
+    promote_run(tmp_path, bundle_id="stranger")
+    assert evaluated_run(tmp_path)[1] == made
+    assert f"holds the champion's training: the newest, {run.run_id}, is taken" in caplog.text
+    bundle_id = read_manifest(made)["bundle_id"]
+    copy = shutil.copytree(made, tmp_path / "bundles" / bundle_id)
+    promote_run(tmp_path, bundle_id=bundle_id)
+    found, bundle = evaluated_run(tmp_path)
+    assert (found.run_id, bundle, len(caplog.messages)) == (run.run_id, copy, 1)
 
 
 def shop_of(folder: Path, *lines: str, columns: str = "user_id,basket_id,item_id,at") -> Path:
