@@ -267,6 +267,8 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
         if isinstance(error, Conflict) or stopped or not new:
             release_retrain(decision, home)
+        else:
+            note_run(decision, home, new[0].run_id)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
 
@@ -308,10 +310,16 @@ def retraining_result(home: Path, cluster: Kubeflow | None, failed_at: datetime 
     if cluster:
         return training_since(cluster, run_id, failed_at)
     went_well = {"done": True, "failed": False}  # a run that was stopped says nothing
+    noted = {**went_well, "stopped": False, "waiting": False}  # with no step, its runner failed
     # A resumed run is as new as its last step.
     runs = sorted(list_runs(home), key=lambda run: run.saved_at, reverse=True)
     results = (
-        (run.run_id, datetime.fromtimestamp(run.saved_at, UTC), went_well.get(run.status)) for run in runs
+        (
+            run.run_id,
+            datetime.fromtimestamp(run.saved_at, UTC),
+            (noted if run.run_id == run_id else went_well).get(run.status),
+        )
+        for run in runs
     )
     return newest_result(results, run_id, failed_at)
 

@@ -279,6 +279,23 @@ def test_a_retraining_has_failed_until_a_training_ends_well(
     assert retraining_result(drifted, None, None) is False
 
 
+def test_a_retraining_whose_runner_failed_has_failed(drifted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: none of its steps says so."""
+
+    def start(home: Path, *_: object) -> Run:
+        new_run(home, "training", {}, ["promote-bundle"])
+        raise OSError("no space left on device")
+
+    start_with(monkeypatch, start)
+    with pytest.raises(OSError, match="no space left"):
+        retrain(drifted, VERDICT, sys.stderr, COOL_DOWN)
+    assert retraining_result(drifted, None, None) is False
+    run = next(list_runs(drifted))
+    run.step("promote-bundle").status = "done"  # a person resumed it
+    run.save()
+    assert retraining_result(drifted, None, None) is True
+
+
 def test_a_training_after_a_refused_retraining_ends_its_failure(drifted: Path) -> None:
     run = new_run(drifted, "training", {}, ["promote-bundle"])
     run.step("promote-bundle").status = "done"
