@@ -8,19 +8,15 @@ home's champion (`serving.release.updates`); with RECO_PROCESSES several process
 
 from __future__ import annotations
 
-import os
-import signal
-
-if __name__ == "__main__":  # until the loop runs, which has its own way to end: no traceback of an import
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-
 import argparse
 import contextlib
 import errno
 import json
 import logging
+import os
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -140,7 +136,7 @@ def _answer(
 def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> int:
     """Run the endpoint; return 0 after a drain, 1 broken bundle, 2 wrong settings, 4 port taken.
 
-    Ctrl-C while it starts gives 130.
+    Ctrl-C while a single process starts gives 130.
 
     Args:
         arguments: of the command line; None: those of this process.

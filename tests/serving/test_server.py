@@ -195,21 +195,6 @@ def test_ctrl_c_while_it_starts_prints_nothing(
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_the_imports_prints_nothing() -> None:
-    code = """
-import os, runpy, signal, sys
-class Interrupted:
-    def find_spec(self, name, *_):
-        if name == "serving.metrics":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupted())
-runpy.run_module("serving.server", run_name="__main__")
-"""
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-
-@pytest.mark.slow
 def test_the_process_of_the_endpoint_lets_arrow_give_memory_back(tmp_path: Path) -> None:
     code = """
 import sys
