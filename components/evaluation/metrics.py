@@ -72,7 +72,6 @@ class Bootstrap:
     """Draws users with replacement; the same draws serve every system, so differences are paired."""
 
     def __init__(self, users: list[str]) -> None:
-        """Take the user of each test basket."""
         _, self._row = np.unique(users, return_inverse=True)
         count = int(self._row.max()) + 1 if users else 1
         rng, chances = np.random.default_rng(0), np.full(count, 1 / count)

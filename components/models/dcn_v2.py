@@ -24,7 +24,6 @@ class DcnV2(Ranker):
         crosses: int = 2,
         rank: int = 32,
     ) -> None:
-        """Take the shape, tables' dimension, deep width, how many cross layers and their rank."""
         super().__init__(shape)
         self.embeddings = tables(shape.cardinality[1:], dim)
         width = shape.dense + len(self.embeddings) * dim

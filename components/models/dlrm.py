@@ -22,7 +22,6 @@ class Dlrm(Ranker):
     def __init__(
         self, shape: Shape, dim: int = 8, hidden: int = 128, dropout: float = 0.0, items: bool = False
     ) -> None:
-        """Take the shape, the tables' dimension, the layers' width, and whether items have a table."""
         super().__init__(shape)
         self.embeddings = tables(shape.cardinality if items else shape.cardinality[1:], dim)
         self.bottom = mlp(shape.dense, hidden, 1, 0.0, out=dim)

@@ -31,7 +31,6 @@ class GradientBoosting:
         leaves: int = 63,
         learning_rate: float = 0.08,
     ) -> None:
-        """Take the shape and how many trees of how many leaves are added at which rate."""
         self.shape, self.trees, self.calibration = shape, trees, (1.0, 0.0)
         self.params = {
             "objective": "lambdarank",

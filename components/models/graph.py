@@ -35,7 +35,6 @@ class GraphRanker(Ranker):
         layers: int = 2,
         degree: Annotated[int, Meta(ge=1, le=GRAPH_DEGREE)] = GRAPH_DEGREE,
     ) -> None:
-        """Take the shape, the items' dimension, the layers' width, and the graph's depth and degree."""
         super().__init__(shape)
         self.layers = layers
         self.items = nn.Embedding(shape.cardinality[0], dim)

@@ -22,7 +22,6 @@ class SequenceRanker(Ranker):
     def __init__(
         self, shape: Shape, dim: int = 24, hidden: int = 128, heads: int = 2, dropout: float = 0.0
     ) -> None:
-        """Take the shape, the items' dimension, the layers' width and how many heads attend."""
         super().__init__(shape)
         self.items = nn.Embedding(shape.cardinality[0], dim)
         self.position = nn.Embedding(HISTORY_LENGTH, dim)

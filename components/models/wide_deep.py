@@ -17,7 +17,6 @@ class WideDeep(Ranker):
     """
 
     def __init__(self, shape: Shape, dim: int = 8, hidden: int = 256, dropout: float = 0.0) -> None:
-        """Take the shape, the tables' dimension and the layers' width."""
         super().__init__(shape)
         self.wide = nn.Linear(2 * shape.dense, 1)
         self.weights = tables(shape.cardinality[1:], 1)

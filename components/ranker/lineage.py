@@ -52,7 +52,6 @@ class Parent:
     """What children are held against: the scores of a ranker on the held-out lists, computed once."""
 
     def __init__(self, artefact: RankerArtefact, held_out: RankerExamples) -> None:
-        """Take the ranker and the lists."""
         self.artefact, self.held_out = artefact, held_out
         self.scores = OnnxRanker(artefact.graph).scores(held_out)
 

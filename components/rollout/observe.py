@@ -49,7 +49,6 @@ class Observer:
         pace: Pace,
         now: Callable[[], float],
     ) -> None:
-        """Take the cluster, a connection to pods and gateway, and the bearer token of a caller."""
         self._cluster, self._http, self._gateway, self._token = cluster, http, gateway, token
         self._pace, self._now = pace, now
         self._state: tuple[str, str, int] = ("", "", 0)  # release, its state and weight

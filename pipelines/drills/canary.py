@@ -44,7 +44,6 @@ class DrillVersions:
     """Two versions, of which the first is champion; their bundles lie in a folder."""
 
     def __init__(self, home: Path, bundles: Mapping[str, str]) -> None:
-        """Take the folder, and the bundle id of each version."""
         self._home, self._bundles = home, bundles
         self.champions = ["1"]  # the versions that were champion, the last one now
 

@@ -78,7 +78,6 @@ class Screen:
         self._beat = threading.Thread(target=self._print_figures, daemon=True)
 
     def __enter__(self) -> Screen:
-        """Start to show."""
         if self._console.is_terminal and not self._as_json:
             self._live = Live(console=self._console, get_renderable=self._page, refresh_per_second=1)
             self._live.start()

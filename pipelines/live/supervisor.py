@@ -102,7 +102,6 @@ class Supervisor:
         show: Callable[[list[State]], None],
         say: Callable[[str], None],
     ) -> None:
-        """Take the parts, the folder of their logs, and who shows the table and says what happens."""
         self._all = [_Running(part, State(part.name, part.address)) for part in parts]
         self._logs, self._show, self._say = logs, show, say
         self._stop = threading.Event()

@@ -36,7 +36,6 @@ class StepFailed(RecoError):
     """A step of the run raised, or died."""
 
     def __init__(self, run: Run, step: str, cause: str, exit_code: int) -> None:
-        """Take the run, the step, and the step's own last words."""
         message = f"{cause}\n  step {step} of run {run.run_id} failed; all it said: {run.log(step)}\n"
         if cause.startswith("GateFailed"):
             message += "  the new version stays challenger, the champion stays champion\n"

@@ -57,12 +57,10 @@ class Progress:
         self._count = self._total = self._width = 0
 
     def __enter__(self) -> Progress:
-        """Start the changing lines."""
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wipe the changing lines."""
         self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:

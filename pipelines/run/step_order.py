@@ -24,7 +24,6 @@ class StepOrder:
     def __init__(
         self, spec: Spec, todo: Sequence[str], usual: Mapping[str, StepState], jobs: int = 0
     ) -> None:
-        """Take the pipeline, the steps to execute in its order, those of a similar run, how many at once."""
         tasks = spec["root"]["dag"]["tasks"]
         self._usual, self._todo = usual, todo
         self._jobs = jobs or cores()

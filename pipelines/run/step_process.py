@@ -77,7 +77,6 @@ class StepServer:
         return int(number)
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *error: object) -> None:

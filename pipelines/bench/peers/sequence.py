@@ -21,7 +21,6 @@ class SasRec(nn.Module):
     """Kang and McAuley, arXiv 1808.09781: item and position vectors, causal attention, tied output."""
 
     def __init__(self, items: int) -> None:
-        """Take the size of the catalogue."""
         super().__init__()
         self.items = nn.Embedding(items + 1, WIDTH, padding_idx=0)  # 0 fills up
         self.position = nn.Embedding(LENGTH, WIDTH)
