@@ -16,7 +16,7 @@ from components.release.history import stack
 from components.release.promote_bundle import any_left, promote_bundle, rollback
 from components.release.registry import CHALLENGER, CHAMPION, Registry, RegistryRefused
 from components.rollout.plan import ROLLBACK, Release
-from components.rollout.publishing import place_of, publish_bundle
+from components.rollout.publishing import publish_bundle
 from feature_repo.errors import without_password
 from serving.errors import BundleInvalid, NoChampion
 from serving.release.champion import read_champion
@@ -78,7 +78,7 @@ class ModelCatalogue:
 
     def place(self, bundle_id: str) -> str:
         """Return where pods load a bundle from."""
-        return place_of(self._bundles, bundle_id)
+        return f"{self._bundles}/{bundle_id}"
 
     def find(self, version: str) -> tuple[str, str]:
         """Return number and bundle id of a version, or of an alias."""

@@ -172,14 +172,11 @@ def _slow_bound(stable: SlotCounts) -> float:
 
 
 def _is_more(count: float, answers: float, base: float) -> bool:
-    return answers > 0 and base < 1.0 and _at_least(count, answers, base) < ALPHA
-
-
-def _at_least(count: float, answers: float, share: float) -> float:
-    """Return the probability of so many or more of a binomial distribution."""
+    """Say whether so many or more of a binomial distribution are improbable."""
     from scipy.special import betainc
 
-    return 1.0 if count <= 0 else float(betainc(count, answers - count + 1, share))
+    is_judged = count > 0 and answers > 0 and base < 1.0
+    return is_judged and bool(betainc(count, answers - count + 1, base) < ALPHA)
 
 
 def revealed(answers: float, base: float) -> float | None:
@@ -190,5 +187,5 @@ def revealed(answers: float, base: float) -> float | None:
     refused = counts[betainc(counts, answers - counts + 1, min(base, 1.0)) < ALPHA]
     if not len(refused):
         return None
-    least = float(betaincinv(refused[0], answers - refused[0] + 1, POWER))  # the inverse of `_at_least`
+    least = float(betaincinv(refused[0], answers - refused[0] + 1, POWER))  # the inverse of `betainc`
     return round(max(least, base), 4)

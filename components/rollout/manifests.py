@@ -39,12 +39,11 @@ def other(slot: str) -> str:
 
 def weights(route: Document) -> dict[str, int]:
     """Return the weight of each slot."""
-    found = {slot: 0 for slot in SLOTS}
     for rule in route["spec"]["rules"]:
         names = {one["name"]: one.get("weight", 1) for one in rule["backendRefs"]}
         if len(names) == len(SLOTS):
             return {slot: names[backend(slot)] for slot in SLOTS}
-    return found
+    return dict.fromkeys(SLOTS, 0)
 
 
 def with_traffic(route: Document, record: Release, mirror_percent: int) -> list[Document]:

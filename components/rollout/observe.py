@@ -83,7 +83,7 @@ class Observer:
             return self._golden(record, bundle)
         return Observed(done=True)
 
-    def comparison(self, record: Release, enough: int) -> Observed:
+    def comparison(self, record: Release) -> Observed:
         """Compare the slots since the state's first look."""
         now, missing, fault = self._now(), "", ""
         self._begin(record, now)
@@ -105,8 +105,9 @@ class Observer:
                     fault = f"a pod of slot {slot} died"
         if missing:
             return Observed(fault=fault, missing=missing, missing_s=now - self._seen_at)
-        self._seen_at = now
-        reveals = 1.0 if record.weight == min(self._pace.weights) else self._pace.reveals
+        self._seen_at, pace = now, self._pace
+        enough = pace.shadow_answers if record.state == SHADOW else pace.weights[record.weight]
+        reveals = 1.0 if record.weight == min(pace.weights) else pace.reveals
         verdict = compare(self._since(record.stable), self._since(record.canary), enough, reveals)
         return Observed(fault=fault, verdict=verdict)
 
@@ -165,11 +166,6 @@ class Observer:
             if not seen.done:
                 return seen
         return Observed(done=True)
-
-
-def enough_answers(record: Release, pace: Pace) -> int:
-    """Return how many answers of each slot a compared state needs."""
-    return pace.shadow_answers if record.state == SHADOW else pace.weights[record.weight]
 
 
 def _named(golden: GoldenRequest) -> str:

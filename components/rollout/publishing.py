@@ -28,11 +28,6 @@ class PlaceUnreachable(RecoError):
     exit_code = UNREACHABLE
 
 
-def place_of(bundles: str, bundle_id: str) -> str:
-    """Return where a bundle lies in a store of bundles."""
-    return f"{bundles.rstrip('/')}/{bundle_id}"
-
-
 def publish_bundle(bundle: Path, place: str) -> None:
     """Copy a bundle to a URI of s3://, gs:// or file://.
 

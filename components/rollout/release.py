@@ -36,7 +36,7 @@ from components.rollout.manifests import (
     weights,
     with_traffic,
 )
-from components.rollout.observe import Observer, enough_answers
+from components.rollout.observe import Observer
 from components.rollout.plan import (
     RELEASE,
     ROLLBACK,
@@ -429,7 +429,7 @@ class Rollout:
                 self._bundle = (record.id, self._catalogue.bundle(record))
             return self._observer.slot(record, self._bundle[1], golden=record.state == "stage")
         if record.is_judged:
-            return self._observer.comparison(record, enough_answers(record, self._pace))
+            return self._observer.comparison(record)
         return Observed(done=True)
 
 

@@ -14,6 +14,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
 
 from components.rollout.cluster import Document
+from components.rollout.manifests import is_ready
 from pipelines.live.cluster_api import LocalCall, LocalServer, Objects
 
 PATIENCE_S = 5.0  # for an answer of a slot; the endpoint has a deadline of its own
@@ -95,8 +96,7 @@ class Gateway(LocalServer):
             routes = self._objects.list("httproutes")
             pods: dict[str, list[int]] = {}
             for pod in self._objects.list("pods"):
-                ready = {one["type"]: one["status"] for one in pod["status"]["conditions"]}.get("Ready")
-                if ready == "True":
+                if is_ready(pod):
                     name = pod["metadata"]["labels"]["serving.kserve.io/inferenceservice"]
                     port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
                     pods.setdefault(f"{name}-predictor", []).append(port)

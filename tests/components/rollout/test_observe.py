@@ -111,11 +111,11 @@ def test_a_pod_that_did_not_answer_at_the_first_look_counts_from_its_second(
         cluster.objects.merge(key, {"status": {"conditions": []}})
     else:
         cluster.no_metrics.add("green")
-    assert "slot green" in watch.comparison(step, 10).missing
+    assert "slot green" in watch.comparison(step).missing
     cluster.no_metrics.clear()
     cluster.objects.merge(key, ready)
-    verdicts = [watch.comparison(step, 10).verdict]
+    verdicts = [watch.comparison(step).verdict]
     for slot in ("blue", "green"):
         cluster._counts[slot][0] += 20.0
-    verdicts.append(watch.comparison(step, 10).verdict)
+    verdicts.append(watch.comparison(step).verdict)
     assert [verdict and verdict.rows[0]["canary"] for verdict in verdicts] == ["0 of 0", "0 of 20"]

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from components.home import Conflict
-from components.rollout.publishing import PlaceRefused, PlaceUnreachable, place_of, publish_bundle
+from components.rollout.publishing import PlaceRefused, PlaceUnreachable, publish_bundle
 from serving.release.bundle import verify_files
 from serving.release.manifest import read_manifest
 
@@ -30,7 +30,7 @@ def inodes(place: Path) -> dict[str, int]:
 
 
 def test_a_bundle_is_written_once_with_its_signatures(bundle: Path, tmp_path: Path) -> None:
-    place = place_of(f"{(tmp_path / 'store').as_uri()}/", "b1")
+    place = (tmp_path / "store" / "b1").as_uri()
     publish_bundle(bundle, place)
     assert files(tmp_path / "store" / "b1") == files(bundle)
     written = inodes(tmp_path / "store" / "b1")
