@@ -89,14 +89,16 @@ class DrillVersions:
 class Shop:
     """A cluster that runs, with load, for one case."""
 
-    home: Path
     cluster: SmallCluster
     versions: DrillVersions
     pace: Pace
 
     def rollout(self) -> Rollout:
-        """Return a deployer of this process."""
-        return deployer(self.home, self.cluster.api.url, self.cluster.gateway.url, self.versions, self.pace)
+        """Return a deployer of this process, as `reco release` makes it."""
+        cluster, http = Cluster(connect(self.cluster.api.url), NAMESPACE), httpx.Client(trust_env=False)
+        observer = Observer(cluster, http, self.cluster.gateway.url, "", self.pace, time.time)
+        name = f"{os.getpid()}:{threading.get_ident()}"
+        return Rollout(cluster, observer, self.versions, self.pace, name, time.time, time.sleep, log.info)
 
     @functools.cached_property
     def watcher(self) -> Rollout:
@@ -120,14 +122,6 @@ class Shop:
             wait_for(lambda: is_it(*self.seen()), "the release goes on", LONGEST_S, LOOK_S)
         except NotReached as error:
             raise NotReached(f"{error}; it is at {self.seen()}") from error
-
-
-def deployer(home: Path, api: str, gateway: str, versions: DrillVersions, pace: Pace) -> Rollout:
-    """Return a deployer as `reco release` makes it."""
-    cluster = Cluster(connect(api), NAMESPACE)
-    observer = Observer(cluster, httpx.Client(trust_env=False), gateway, "", pace, time.time)
-    name = f"{os.getpid()}:{threading.get_ident()}"
-    return Rollout(cluster, observer, versions, pace, name, time.time, time.sleep, log.info)
 
 
 Act = Callable[[Shop], dict[str, Any]]

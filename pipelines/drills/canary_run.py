@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,8 @@ def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
     champions = [released(testbed.bundle, home, made_for) for made_for in ("", case.name)]
     bundles = {str(number): one.bundle_id for number, one in enumerate(champions, 1)}
     versions = DrillVersions(home, bundles)
-    store_url = f"redis://{testbed.proxy.address}/0"
-    settings = Settings(home, http_port=0, store_url=store_url, deadline_ms=testbed.deadline_ms)
+    url, deadline_ms = f"redis://{testbed.proxy.address}/0", testbed.deadline_ms
+    settings = Settings(home, http_port=0, store_url=url, deadline_ms=deadline_ms, log_segment_s=1.0)
 
     def launch(served: Path) -> Sequence[str]:
         if not case.fault or served.name != bundles["2"]:
@@ -111,10 +110,8 @@ def run_case(case: Case, testbed: Testbed, rate: float) -> dict[str, Any]:
         slow_s = str(2.0 * _p99_s(cluster))  # so much later, each answer has three times the p99
         return sys.executable, "-P", "-m", "pipelines.drills.bad_endpoint", case.fault, slow_s
 
-    first = champions[0].bundle(home)
-    settings = replace(settings, log_segment_s=1.0)
-    with small_cluster(first, settings, home / "slots", launch=launch) as cluster:
-        shop = Shop(home, cluster, versions, case.pace)
+    with small_cluster(champions[0].bundle(home), settings, home / "slots", launch=launch) as cluster:
+        shop = Shop(cluster, versions, case.pace)
         wait_for(lambda: bool(cluster.objects.list("pods")), "the first slot starts")
         at = cluster.gateway.url
         plans = stream_plans(testbed, at, at, rate / 2, rate / 2, connections=16)

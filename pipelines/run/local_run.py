@@ -45,7 +45,7 @@ class StepFailed(RecoError):
             message += f"  this step alone again:  {again} --only {step}\n"
             message += f"  go on from here:        {again}"
         super().__init__(message)
-        self.run, self.step, self.cause, self.exit_code = run, step, cause, exit_code
+        self.run, self.step, self.exit_code = run, step, exit_code
 
 
 def start_run(

@@ -34,6 +34,6 @@ def test_a_case_whose_canary_is_aborted_has_an_outcome(
     toy.errors = 0.5
     monkeypatch.setattr(Shop, "rollout", lambda _: toy.rollout())
     [case] = [case for case in CASES if case.name == "good"]
-    shop = Shop(tmp_path, None, versions, GATE)  # type: ignore[arg-type]
+    shop = Shop(None, versions, GATE)  # type: ignore[arg-type]
     end = case.act(shop)
     assert (end["ended"], "errors" in end["reason"]) == ("aborted", True)

@@ -14,7 +14,7 @@ import pytest
 from components.rollout.plan import Pace
 from components.rollout.release import Aborted
 from pipelines.bench.load.waiting import wait_for
-from pipelines.drills.canary import DrillVersions, deployer
+from pipelines.drills.canary import DrillVersions, Shop
 from pipelines.drills.system import released
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.slots import SERVER
@@ -40,7 +40,7 @@ def world(toy_line: Path, tmp_path: Path, request: Any) -> Iterator[tuple[str, S
 
 
 def test_a_release_steps_the_weights_of_real_endpoints(
-    world: tuple[str, SmallCluster, DrillVersions], tmp_path: Path, toy_line: Path
+    world: tuple[str, SmallCluster, DrillVersions], toy_line: Path
 ) -> None:
     kind, cluster, versions = world
     lines = evaluation_requests(toy_line / "evaluated", 20)
@@ -56,7 +56,7 @@ def test_a_release_steps_the_weights_of_real_endpoints(
     shopper = threading.Thread(target=shop)
     shopper.start()
     try:
-        rollout = deployer(tmp_path, cluster.api.url, cluster.gateway.url, versions, PACE)
+        rollout = Shop(cluster, versions, PACE).rollout()
         if kind == "good":
             record = rollout.start("2", versions.place)
             assert (record.state, versions.champions) == ("done", ["1", "2"])
