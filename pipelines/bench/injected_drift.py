@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def share_power(data: Dataset, reference: Window, weeks: int = WEEKS) -> list[di
         expected, *windows = (frame[frame[column].notna() & (frame[column] != "")] for frame in frames)
         unit, week = pd.factorize(expected["basket_id"])[0], expected["week"].to_numpy()
         codes = [(encode(each[column], expected[column]), each["basket_id"].nunique()) for each in windows]
-        for level, factor in itertools.product(range(min(LARGEST, expected[column].nunique())), factors):
+        for level, factor in product(range(min(LARGEST, expected[column].nunique())), factors):
             seen = []
             for code, units in codes:
                 grown, others = code.current.copy(), np.flatnonzero(code.current != level)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.measurement import machine_state
-from pipelines.bench.load.generator import LoadGenerator, LoadPlan, bodies_of, load_generator
+from pipelines.bench.load.generator import LoadPlan, bodies_of, load_generator
 from pipelines.bench.load.measured_server import private, started
 from pipelines.bench.report import fixed, machine_line, percentiles, table, write_report
 from serving.answer.recommender import open_recommender
@@ -65,7 +65,9 @@ def bench_latency(
             started(command, given.to_env(), Path(scratch) / "endpoint.log") as server,
         ):
             cpu_before = server.cpu_ms()
-            samples = _ask_over_http(generator, server.ready["http"], bodies, seconds)
+            url = f"{server.ready['http']}/v1/models/checkout:predict"
+            plan = LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True)
+            samples = generator.run(plan).responses()
             cpu_ms = (server.cpu_ms() - cpu_before) / (len(samples) + WARM_UP)
             arms["http_one_at_a_time"] = {**_summary(samples), "server_cpu_ms_per_request": cpu_ms}
             memory, ready = server.memory_mb()["rss"], server.ready
@@ -135,14 +137,6 @@ def _ask_in_process(
             response = recommender.recommend(request)
             samples.append(((time.perf_counter() - began) * 1e3, response.to_dict()))
     return samples
-
-
-def _ask_over_http(
-    generator: LoadGenerator, http: str, bodies: Sequence[bytes], seconds: float
-) -> list[Sample]:
-    url = f"{http}/v1/models/checkout:predict"
-    load = generator.run(LoadPlan(url, bodies, seconds, connections=1, warm_up=WARM_UP, keep=True))
-    return load.responses()
 
 
 def _summary(samples: Sequence[Sample]) -> dict[str, Any]:

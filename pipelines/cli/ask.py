@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,7 +119,7 @@ def why(context: Context, item: str, line: dict[str, Any], request_id: str | Non
     profiles = recommender.bundle.profiles
     request = parse_request(line, now=time.time(), default_id="why", profiles=profiles)
     verdict, answer = explain(recommender, request, item)
-    document: dict[str, Any] = {"verdict": verdict.to_dict(), "answer": answer.to_dict()}
+    document: dict[str, Any] = {"verdict": asdict(verdict), "answer": answer.to_dict()}
     place = f"number {verdict.slot}" if verdict.slot else f"lost in {verdict.step}"
     lines = [f"{item}: {place}: {verdict.why}"]
     if verdict.rank is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -148,16 +149,13 @@ def replay_data(
     events = read_dataset(data_to_replay(context.home, data, "--data")).events
     events = choose(events, since, until, limit)
     create_topics(settings)
-    delivery = Delivery(settings)
-    try:
+    with contextlib.closing(Delivery(settings)) as delivery:
         started_at = time.monotonic()
         counts = replay_events(
             events, settings.events_topic, delivery, speed, disturbed, shopper, context.say
         )
         confirmed = delivery.flush(CONFIRM_S)
         seconds = time.monotonic() - started_at
-    finally:
-        delivery.close()
     document = {
         **asdict(counts),
         "events": len(events),

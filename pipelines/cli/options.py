@@ -150,10 +150,12 @@ trusted_keys_option: Callable[[Command], Command] = click.option(
     help="Folder of public keys; one of them must have signed.  [default: RECO_TRUSTED_KEYS]",
 )
 
+train_until_option: Callable[[Command], Command] = click.option(
+    "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
+)
+
 training_options: Callable[[Command], Command] = stacked(
-    click.option(
-        "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
-    ),
+    train_until_option,
     click.option("--fast", is_flag=True, help="The same steps with fewer examples and an easier gate."),
     click.option(
         "--param", "params", multiple=True, metavar="NAME=VALUE", help="e.g. student_params.epochs=2"

@@ -24,6 +24,7 @@ from pipelines.cli.options import (
     read_token,
     registry_options,
     stacked,
+    train_until_option,
     training_options,
 )
 from pipelines.run.launch import MODEL_NAME
@@ -45,9 +46,7 @@ OF_OPTIONS = {  # parameters of the pipeline that an option sets, also by its de
 
 @click.command()
 @click.argument("data", metavar="DIR")
-@click.option(
-    "--train-until", default="", help="The cut, a date or time.  [default: five weeks before the end]"
-)
+@train_until_option
 @common_options
 def check(context: Context, data: str, train_until: str) -> None:
     """Check a folder of data without starting a run.

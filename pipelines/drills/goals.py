@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.bench.load.goals import Goal, Read, part_of
@@ -60,9 +60,8 @@ def recovery(outcome: Outcome) -> float:
     return float("inf") if recovery_s is None else recovery_s
 
 
-def total(streams: Iterable[str], name: str) -> Read:
+def total(streams: Sequence[str], name: str) -> Read:
     """Return a reader of a count of some streams together, from first to last."""
-    streams = tuple(streams)
     return lambda outcome: float(sum(outcome["all"][stream][name] for stream in streams))
 
 

@@ -8,7 +8,7 @@ the part without which the item is shown is the one that it was lost to.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,6 @@ class Verdict:
     rank: int | None = None  # by score among the candidates, from 1
     candidates: int = 0
     places: tuple[SourcePlace, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        return asdict(self)
 
 
 def explain(recommender: Recommender, request: Request, item_id: str) -> tuple[Verdict, Response]:

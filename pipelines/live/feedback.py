@@ -7,6 +7,7 @@ again, and their impressions, which have the same ids then, count once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -78,12 +79,9 @@ def send_impressions(
         ValueError: the list of sent segments is damaged.
     """
     create_topics(kafka)
-    with locked(settings.home / "feedback.lock", "sending impressions"):
-        delivery = Delivery(kafka)
-        try:
-            return _send_segments(settings, kafka.events_topic, delivery, stop, once, keep_days)
-        finally:
-            delivery.close()
+    lock = locked(settings.home / "feedback.lock", "sending impressions")
+    with lock, contextlib.closing(Delivery(kafka)) as delivery:
+        return _send_segments(settings, kafka.events_topic, delivery, stop, once, keep_days)
 
 
 def _send_segments(
