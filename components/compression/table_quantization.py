@@ -40,7 +40,7 @@ def quantize_table(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     top = groups.abs().amax(1, keepdim=True)
     best, least = torch.ones_like(top), torch.full_like(top, torch.inf)
     for clip in _CLIPS if bits == 4 else _CLIPS[:1]:
-        scale = _scale(clip * top, bits)
+        scale = (clip * top / _LEVELS[bits]).clamp(min=1e-7).half().float().clamp(min=6e-8)
         error = (_rounded(groups, scale, bits) * scale - groups).square().sum(1, keepdim=True)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     whole = _rounded(groups, best, bits).to(torch.int8)
@@ -62,10 +62,6 @@ def _grouped(weight: Tensor, bits: int) -> Tensor:
     missing = -len(weight) % ROWS_A_BLOCK
     padded = torch.cat([weight, weight.new_zeros(missing, weight.shape[1])])
     return padded.view(-1, ROWS_A_BLOCK, weight.shape[1])
-
-
-def _scale(top: Tensor, bits: int) -> Tensor:
-    return (top / _LEVELS[bits]).clamp(min=1e-7).half().float().clamp(min=6e-8)
 
 
 def _rounded(groups: Tensor, scale: Tensor, bits: int) -> Tensor:

@@ -49,7 +49,7 @@ def measure_index(
         The curve, one row for each point, and the file of each row's index.
     """
     k = min(params.k, len(vectors))
-    exact = _exact(vectors, queries, k)
+    exact: np.ndarray = _faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
     curve: list[dict[str, Any]] = []
     for kind in _kinds(len(vectors)):
         log.info("%s of %d vectors", kind, len(vectors))
@@ -109,7 +109,8 @@ def _points(
     for search in _searches(kind, len(vectors), k):
         if (factor := search.get("k_factor", 1)) in full:
             continue
-        recall = _recall(item_index.search(queries, k, Search(search))[1], exact)
+        found = item_index.search(queries, k, Search(search))[1]
+        recall = float(np.mean([np.isin(right, got).mean() for got, right in zip(found, exact, strict=True)]))
         yield {
             "kind": kind,
             "description": description,
@@ -184,16 +185,6 @@ def _searches(kind: str, items: int, k: int) -> list[dict[str, int]]:
     if kind == "hnsw":
         return [{"efSearch": factor * k} for factor in (1, 2, 4)]
     return [{}]
-
-
-def _exact(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """Return the codes of the k nearest of each query, (q, k)."""
-    codes: np.ndarray = _faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    return codes
-
-
-def _recall(found: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.mean([np.isin(right, got).mean() for got, right in zip(found, exact, strict=True)]))
 
 
 def _times(

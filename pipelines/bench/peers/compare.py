@@ -82,7 +82,9 @@ def bench_peers(line: TrainingLine, out_dir: Path, peers: Mapping[str, Peer] | N
     seen = read_seen(known, statistics)
     for name, arm in chosen.items():
         began = time.monotonic()
-        score = _fit(arm, seen)
+        score = arm.peer.fit(seen, **arm.params)
+        if arm.own:
+            score = partial(_mixed, score, fit_personal(seen, 120.0), arm.own)
         fit_s[name] = time.monotonic() - began
         tallies[name] = _judge(score, tasks, statistics)
         log.info("%s: %s", name, summary(tallies[name], boot, seen.items)["ndcg_at_10"])
@@ -137,11 +139,6 @@ def _choose(
             if found > best.get(label, (-1.0,))[0]:
                 best[label] = found, TunedPeer(peer, params, weight)
     return {label: arm for label, (_, arm) in best.items()}
-
-
-def _fit(arm: TunedPeer, seen: Seen) -> Score:
-    alone = arm.peer.fit(seen, **arm.params)
-    return partial(_mixed, alone, fit_personal(seen, 120.0), arm.own) if arm.own else alone
 
 
 def _mixed(alone: Score, own: Score, weight: float, asked: PeerRequest) -> np.ndarray:
