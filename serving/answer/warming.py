@@ -69,17 +69,17 @@ def warm(
     budget_s: float = BUDGET_S,
     rest: Callable[[float], None] = lambda took_s: None,
     clock: Callable[[], float] = time.monotonic,
-) -> int:
-    """Ask one request after the other until all are asked or the time is over; return how many are left.
+) -> None:
+    """Ask one request after the other until all are asked or the time is over.
 
     One that fails is skipped. `rest` is called after each with the seconds it took: where other requests need
     the processor.
     """
     began, has_failed = clock(), False
-    for number, request in enumerate(requests):
+    for request in requests:
         asked_at = clock()
         if asked_at - began >= budget_s:
-            return len(requests) - number
+            return
         try:
             ask(request)
         except Exception:  # noqa: BLE001 - the same
@@ -87,4 +87,3 @@ def warm(
                 _log.exception("a request that should warm the cache failed")
             has_failed = True
         rest(clock() - asked_at)
-    return 0
