@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 
 from feature_repo.atomic_files import read_json, sha256_of, write_file
 from feature_repo.errors import RecoError
-from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import did_you_mean, is_id
+from feature_repo.ids import MAX_ID_LENGTH, did_you_mean, is_id
 
 EVENT_SCHEMA = pa.schema(
     [

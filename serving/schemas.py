@@ -21,8 +21,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from feature_repo.ids import MAX_ID_LENGTH as MAX_ID_LENGTH
-from feature_repo.ids import did_you_mean, is_id
+from feature_repo.ids import MAX_ID_LENGTH, did_you_mean, is_id
 from serving.errors import InvalidRequest, NotJson
 
 MAX_BASKET = 500  # lines; a longer basket is refused

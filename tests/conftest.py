@@ -213,10 +213,8 @@ def make_row(
 ) -> Any:
     """Return a row of item ids or codes.
 
-    Args:
-        baskets: time, items, their total price and total discount, both spread evenly over them.
-        views: time, item and kind (IMPRESSION, CLICK) of the viewed items.
-        version: of the row.
+    A basket is its time, its items, and their total price and discount, both spread evenly over them. A view
+    is its time, its item and its kind (IMPRESSION, CLICK).
     """
     from feature_repo.aggregates import PURCHASE, make_events
 

@@ -22,16 +22,7 @@ def unguarded() -> dict[str, str]:
 
 def watched(log: Path) -> list[str]:
     """The words before a command that write its connections and datagrams to a log."""
-    return [
-        "strace",
-        "-f",
-        "--seccomp-bpf",
-        "-qq",
-        "-e",
-        "trace=connect,sendto,sendmsg,sendmmsg",
-        "-o",
-        str(log),
-    ]
+    return [*"strace -f --seccomp-bpf -qq -e trace=connect,sendto,sendmsg,sendmmsg -o".split(), str(log)]
 
 
 def outside(log: Path) -> list[str]:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from feature_repo.events import (
     EVENT_SCHEMA,
-    MAX_ID_LENGTH,
     Dataset,
     EventsInvalid,
     as_ids,
@@ -28,6 +27,7 @@ from feature_repo.events import (
     write_dataset,
     write_quarantine,
 )
+from feature_repo.ids import MAX_ID_LENGTH
 
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
 ROW: dict[str, Any] = {"user_id": "u1", "basket_id": "b1", "item_id": "milk", "at": "2026-03-01T09:00:00Z"}

@@ -29,15 +29,9 @@ def shop_visits(
     takes: dict[str, float] | None = None,
     since: float = 0.0,
 ) -> tuple[pa.Table, pd.DataFrame]:
-    """Return answers and purchases of visits, one answer each.
+    """Return answers and purchases of visits, one answer each; a share of them is at the rung `popular`.
 
-    Args:
-        visits: how many, spread evenly.
-        weeks: how long they last.
-        degraded: share of the answers at the rung `popular`.
-        seed: the same seed gives the same visits.
-        takes: chance of taking the shown item by rung, of visits after `since` weeks; by default TAKES.
-        since: when `takes` begins to hold.
+    From `since` weeks on, `takes` is the chance of taking the shown item by rung, in place of TAKES.
     """
     rng = np.random.default_rng(seed)
     week = np.sort(rng.uniform(0, weeks, visits))

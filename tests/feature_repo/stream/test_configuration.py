@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feature_repo.stream.configuration import as_text, has_files, read_values, setting
+from feature_repo.stream.configuration import has_files, read_values, setting
 
 
 def even(value: int) -> None:
@@ -84,7 +84,3 @@ def test_files_are_found_unless_they_are_switched_off(folder: Path) -> None:
     assert has_files({})
     assert has_files({"RECO_CONFIG": "x.toml"})
     assert not has_files({"RECO_CONFIG": "off"})
-
-
-def test_a_value_becomes_the_text_of_its_variable() -> None:
-    assert [as_text(value) for value in (None, True, 1.5, Path("a"))] == ["", "true", "1.5", "a"]

@@ -250,7 +250,6 @@ def test_the_metrics_are_served(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def stub(endpoint: Any) -> Iterator[Any]:
-    import grpc
     from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
     with grpc.insecure_channel(endpoint.grpc) as channel:
@@ -278,8 +277,6 @@ def grpc_request(raw: bool = False, model: str = "checkout", **inputs: Any) -> A
 
 
 def status_of(call: Any, request: Any) -> str:
-    import grpc
-
     with pytest.raises(grpc.RpcError) as raised:
         call(request, timeout=5)
     assert MARK not in str(raised.value.details())
@@ -343,8 +340,6 @@ def test_grpc_health_and_metadata(stub: Any) -> None:
 )
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x02\xff\xff"], ids=["no message", "not UTF-8"])
 def test_grpc_refuses_bytes_that_are_no_message(endpoint: Any, method: str, content: bytes) -> None:
-    import grpc
-
     with grpc.insecure_channel(endpoint.grpc) as channel:
         assert status_of(channel.unary_unary(method), content) == "INVALID_ARGUMENT"
 
@@ -356,8 +351,6 @@ def test_grpc_refuses_client_errors(stub: Any) -> None:
     assert status_of(stub.ModelInfer, grpc_request(model=MARK, basket=[])) == "NOT_FOUND"
     assert status_of(stub.ModelReady, pb.ModelReadyRequest(name=MARK)) == "NOT_FOUND"
     assert status_of(stub.ModelInfer, grpc_request(basket=["7" * 4_000_000])) == "RESOURCE_EXHAUSTED"
-    unload = pb.RepositoryModelUnloadRequest(model_name="checkout")
-    assert status_of(stub.RepositoryModelUnload, unload) == "UNIMPLEMENTED"
     for broken in (b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xff", b"\x00"):
         request = grpc_request(raw=True, basket=["x"])
         request.raw_input_contents[0] = broken

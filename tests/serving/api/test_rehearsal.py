@@ -8,12 +8,12 @@ import msgspec
 import orjson
 import pytest
 
+from feature_repo.ids import MAX_ID_LENGTH
 from serving.answer.recommender import Recommender
 from serving.api.http_routes import PREDICT, RECOMMENDATIONS, Limits, routes
 from serving.api.rehearsal import V2, _tensors, rehearse
 from serving.checkout.checkout import Checkout, Turn
 from serving.errors import BundleInvalid
-from serving.schemas import MAX_ID_LENGTH
 from serving.settings import SettingInvalid, Settings
 
 
