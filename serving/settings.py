@@ -255,10 +255,9 @@ def variable(field: str) -> str:
     return PREFIX + field.upper()
 
 
-def names_collector(environ: Mapping[str, str] | None = None) -> bool:
+def names_collector() -> bool:
     """Return whether OpenTelemetry's own variables name a collector of spans."""
-    environ = os.environ if environ is None else environ
-    return any(environ.get(name) for name in OTLP_VARIABLES)
+    return any(os.environ.get(name) for name in OTLP_VARIABLES)
 
 
 def configured_home() -> Path:

@@ -79,7 +79,7 @@ class SqliteFactStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None  # device and inode
 
@@ -155,7 +155,7 @@ class SqliteFactStore:
         if make:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._opened != self._inode():
-            self._close()
+            self.close()
         if self._connection is None:
             mode = "rwc" if make else "rw"
             self._connection = sqlite3.connect(
@@ -186,15 +186,12 @@ class SqliteFactStore:
             self.close()
             raise FactsUnavailable(f"fact store {self._path} cannot be used: {error}") from error
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def close(self) -> None:
         """Close the file; a later call opens it again."""
         with self._lock:
-            self._close()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
 
 _TABLE = """

@@ -117,7 +117,7 @@ class SqliteStore(OnlineStore):
     def __init__(self, path: Path, timeout_ms: float = TIMEOUT_MS) -> None:
         self._path = path
         self._timeout_s = timeout_ms / 1_000
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._opened = (0, 0)  # device and inode
 
@@ -134,7 +134,7 @@ class SqliteStore(OnlineStore):
         try:
             found = self._current().execute(_QUERY, (entity_key(user_id), HISTORY)).fetchone()
         except (OSError, sqlite3.Error) as error:
-            self._close()
+            self.close()
             raise FeaturesUnavailable(f"online store {self._path} cannot be read: {error}") from error
         finally:
             self._lock.release()
@@ -147,7 +147,7 @@ class SqliteStore(OnlineStore):
     def _current(self) -> sqlite3.Connection:
         stat = os.stat(self._path)
         if self._connection is None or self._opened != (stat.st_dev, stat.st_ino):
-            self._close()
+            self.close()
             self._connection = sqlite3.connect(
                 f"{self._path.absolute().as_uri()}?mode=ro",
                 uri=True,
@@ -157,15 +157,12 @@ class SqliteStore(OnlineStore):
             self._opened = (stat.st_dev, stat.st_ino)
         return self._connection
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def close(self) -> None:
         """Close the file; a later read opens it again."""
         with self._lock:
-            self._close()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
 
 _QUERY = f'SELECT value, event_ts FROM "{PROJECT}_{USER_VIEW}" WHERE entity_key = ? AND feature_name = ?'
