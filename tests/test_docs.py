@@ -134,13 +134,6 @@ def settings_names() -> set[str]:
     return {variable(name) for name in Settings.__dataclass_fields__} | set(KAFKA_VARIABLES.values())
 
 
-@pytest.mark.parametrize("name", sorted(settings_names()))
-def test_each_setting_is_in_the_reference_with_a_meaning(name: str) -> None:
-    row = re.search(rf"^\| `{name}` \|(.*?)\| (.+) \|$", text_of("reference/settings.md"), re.MULTILINE)
-    assert row, f"{name} has no row"
-    assert len(row[2].split()) > 1, f"{name} has no meaning"
-
-
 def test_no_page_names_a_setting_that_is_gone() -> None:
     assert set(re.findall(r"\bRECO_[A-Z_]+[A-Z]\b", PROSE)) - {"RECO_COMPLETE", CONFIG} <= settings_names()
 
