@@ -25,6 +25,9 @@ from serving.release.champion import read_champion
 class Versions(Protocol):
     """Versions, and the alias that names the champion."""
 
+    def place(self, bundle_id: str) -> str:
+        """Return where pods load a bundle from."""
+
     def find(self, version: str) -> tuple[str, str]:
         """Return number and bundle id of a version."""
 

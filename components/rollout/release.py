@@ -106,12 +106,10 @@ class Rollout:
         text = _annotation(route)
         return (None if text is None else from_json(text)), weights(route)
 
-    def start(self, version: str, place: Callable[[str], str]) -> Release:
-        """Release a version; return its last record. One that this deployer left unfinished goes on.
+    def start(self, version: str) -> Release:
+        """Release a version, a number or an alias; return its last record.
 
-        Args:
-            version: a number or an alias.
-            place: where pods load a bundle from.
+        One that this deployer left unfinished goes on.
 
         Raises:
             Conflict: another release runs.
@@ -121,7 +119,7 @@ class Rollout:
         record = self._read()
         if record is not None and record.active and (record.holder, record.version) == (self._holder, number):
             return self._run(self._save(record))
-        return self._run(self._claim(RELEASE, number, bundle_id, place(bundle_id)))
+        return self._run(self._claim(RELEASE, number, bundle_id))
 
     def resume(self, version: str = "") -> Release:
         """Go on with a release whose deployer is gone; one that this deployer began ends as it ended before.
@@ -170,7 +168,7 @@ class Rollout:
             record = self._save(abort(record, f"its deployer was silent for {silent:.0f} s", self._now()))
         return self._run(record)
 
-    def rollback(self, place: Callable[[str], str]) -> Release:
+    def rollback(self) -> Release:
         """Give the traffic back to the version before: one patch of weights while its slot still runs.
 
         A way back that another deployer began goes on: asked for twice, it goes back once.
@@ -200,13 +198,11 @@ class Rollout:
             record = self._run(record, asked=True)
             if was_abort:
                 return record
-        number, bundle_id = self._catalogue.previous()
-        return self._run(self._claim(ROLLBACK, number, bundle_id, place(bundle_id)))
+        return self._run(self._claim(ROLLBACK, *self._catalogue.previous()))
 
-    def patches(self, version: str, place: Callable[[str], str]) -> Iterator[tuple[str, Document]]:
+    def patches(self, version: str) -> Iterator[tuple[str, Document]]:
         """Yield each patch of a release that goes well, without writing anything."""
-        number, bundle_id = self._catalogue.find(version)
-        record, route = self._first(RELEASE, number, bundle_id, place(bundle_id))
+        record, route = self._first(RELEASE, *self._catalogue.find(version))
         slots = {slot: self._cluster.get("InferenceService", service(slot)) for slot in SLOTS}
         ideal = Observed(done=True, verdict=GateVerdict(GO, ""))
         while True:
@@ -232,8 +228,8 @@ class Rollout:
         except RegistryRefused:  # the seal, or the abort, has taken the alias from it
             return record.state not in UNDOABLE and not version.isdecimal()
 
-    def _first(self, kind: str, version: str, bundle_id: str, source: str) -> tuple[Release, Document]:
-        route = self._cluster.get("HTTPRoute", ROUTE)
+    def _first(self, kind: str, version: str, bundle_id: str) -> tuple[Release, Document]:
+        route, source = self._cluster.get("HTTPRoute", ROUTE), self._catalogue.place(bundle_id)
         split = weights(route)
         stable = max(SLOTS, key=lambda slot: split[slot])
         served = source_of(self._cluster.get("InferenceService", service(stable)))
@@ -255,14 +251,14 @@ class Rollout:
         )
         return record, route
 
-    def _claim(self, kind: str, version: str, bundle_id: str, source: str) -> Release:
+    def _claim(self, kind: str, version: str, bundle_id: str) -> Release:
         running = self._read()
         if running is not None and running.active:
             raise Conflict(
                 f"version {running.version} is being released ({name_of(running)}) by {running.holder}: wait "
                 "for it, or `reco release --resume` if its deployer is gone; nothing was changed"
             )
-        record, _ = self._first(kind, version, bundle_id, source)
+        record, _ = self._first(kind, version, bundle_id)
         if running is not None and running.started_by:
             record = replace(record, earlier=(running.started_by, *running.earlier)[:EARLIER])
         return self._save(record)

@@ -92,7 +92,7 @@ def release(
     if status:
         show_release(context, *rollout.status())
     elif dry_run:
-        planned = rollout.patches(version or CHALLENGER, catalogue.place)
+        planned = rollout.patches(version or CHALLENGER)
         patches = [{"object": name, "patch": patch} for name, patch in planned]
         text = "\n".join(f"# {one['object']}\n{json.dumps(one['patch'])}" for one in patches)
         context.answer(patches, text)
@@ -101,10 +101,10 @@ def release(
     elif watch:
         _follow(context, rollout, catalogue)
     else:
-        _go(context, rollout, catalogue, version, resume)
+        _go(context, rollout, version, resume)
 
 
-def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: str, resume: bool) -> None:
+def _go(context: Context, rollout: Rollout, version: str, resume: bool) -> None:
     """Go on with an unfinished release, or begin one."""
     from components.release.registry import CHALLENGER
     from components.rollout.cluster import ClusterUnreachable
@@ -115,7 +115,7 @@ def _go(context: Context, rollout: Rollout, catalogue: ModelCatalogue, version: 
             with contextlib.suppress(NoRelease):
                 rollout.resume(version)
                 return
-        rollout.start(version or CHALLENGER, catalogue.place)
+        rollout.start(version or CHALLENGER)
     finally:  # an aborted one, too: the table says why
         with contextlib.suppress(ClusterUnreachable):  # it would replace the release's own exit code
             show_release(context, *rollout.status())
@@ -201,8 +201,8 @@ def roll_back_traffic(
     from components.rollout.plan import Pace
 
     where = (cluster, gateway or None)
-    rollout, catalogue = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
-    show_release(context, rollout.rollback(catalogue.place), rollout.status()[1])
+    rollout, _ = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
+    show_release(context, rollout.rollback(), rollout.status()[1])
 
 
 def show_release(context: Context, record: Release | None, weights: dict[str, int]) -> None:
@@ -249,7 +249,7 @@ def _follow(context: Context, rollout: Rollout, catalogue: ModelCatalogue) -> No
                 catalogue.undo(record)  # the registry was away when it ended: so it still has the alias
             elif number:
                 context.say(f"version {number} is {CHALLENGER}")
-                rollout.start(number, catalogue.place)
+                rollout.start(number)
             refused = None
         except (Aborted, Conflict) as error:  # a conflict, if it was rolled back by hand
             refused = number

@@ -129,7 +129,7 @@ Act = Callable[[Shop], dict[str, Any]]
 
 def _release(shop: Shop) -> dict[str, Any]:
     with contextlib.suppress(Aborted):
-        shop.rollout().start("2", shop.versions.place)
+        shop.rollout().start("2")
     return shop.end()
 
 
@@ -139,7 +139,7 @@ def _roll_back_later(shop: Shop) -> dict[str, Any]:
         return found  # nothing to roll back
     began = time.monotonic()
     with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(shop.rollout().rollback, shop.versions.place)
+        going = thread.submit(shop.rollout().rollback)
         shop.await_seen(lambda state, _: going.done() or shop.watcher.status()[1]["blue"] == 100)
         back_s = time.monotonic() - began
         going.result()

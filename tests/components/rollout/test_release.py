@@ -19,7 +19,7 @@ from components.rollout.plan import Release
 from components.rollout.release import Aborted, NoRelease
 from feature_repo.errors import UNREACHABLE
 from tests.chaos.procs import eventually
-from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster, place
+from tests.components.rollout.toy_cluster import HOLD_S, Killed, RegistryAway, ToyCluster
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "release-and-roll-back.md"
 
@@ -71,7 +71,7 @@ def test_a_slot_that_may_get_all_traffic_has_as_many_pods_as_the_other(cluster: 
     assert cluster.floors() == {"blue": 9, "green": 2}, "each has its own again"
     cluster.autoscale(green=7)
     found.clear()
-    cluster.rollout().rollback(place)
+    cluster.rollout().rollback()
     assert found[-1] == ("hold", 9, 9)
     assert cluster.floors() == {"blue": 9, "green": 7}
     cluster.errors = 0.1
@@ -145,9 +145,9 @@ def test_one_deployer_judges_its_second_version_by_that_versions_own_data(cluste
     deployer = cluster.rollout()
     cluster.errors = 0.3
     with pytest.raises(Aborted, match="shadow: errors"):
-        deployer.start("2", place)
+        deployer.start("2")
     cluster.errors = 0.0
-    assert deployer.start("3", place).state == "done"
+    assert deployer.start("3").state == "done"
     assert cluster.catalogue.fetched == ["2", "3"]
 
 
@@ -183,7 +183,7 @@ def test_a_crash_after_each_write_ends_after_resume_in_the_same_state(tmp_path: 
 
     def act(cluster: ToyCluster) -> None:
         if line.startswith("rollback"):
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
         else:
             cluster.release()
 
@@ -237,8 +237,8 @@ def test_a_job_whose_release_is_done_does_not_begin_it_again(cluster: ToyCluster
 def test_a_job_whose_release_was_rolled_back_by_hand_does_not_begin_it_again(cluster: ToyCluster) -> None:
     die_at(cluster, 25)
     with contextlib.suppress(Aborted):
-        cluster.rollout("a person").rollback(place)
-    cluster.rollout("job-2").start("3", place)
+        cluster.rollout("a person").rollback()
+    cluster.rollout("job-2").start("3")
     before, writes = cluster.state(), cluster.writes
     with pytest.raises(Conflict, match="the release of job-1 is over, and job-2 began one of version 3"):
         cluster.rollout("job-1").resume("2")
@@ -265,7 +265,7 @@ def test_of_eight_concurrent_releases_one_runs(cluster: ToyCluster) -> None:
         rollout = cluster.rollout(f"job-{number}")
         begin.wait()
         try:
-            ends.append(rollout.start("2", place).state)
+            ends.append(rollout.start("2").state)
         except Conflict as error:
             ends.append(error.exit_code)
 
@@ -298,7 +298,7 @@ def test_a_version_waits_for_a_valid_token_of_the_caller_and_is_not_refused(clus
     assert cluster.rollout().resume().state == "done"
     cluster.refuses_callers = True
     with pytest.raises(CallerRefused):
-        cluster.rollout().rollback(place)
+        cluster.rollout().rollback()
     cluster.refuses_callers = False
     cluster.now += 301.0
     back = cluster.rollout("guard").guard()
@@ -373,14 +373,14 @@ def test_a_deployer_that_was_ended_writes_nothing_more(
     """Also while it asks the registry. At the seal its alias has moved all the same: it is taken back."""
 
     def ended_meanwhile(record: Release) -> None:
-        cluster.rollout("a person").rollback(place)
+        cluster.rollout("a person").rollback()
         time.sleep(0.2)  # beats are due
         real(record)
 
     def end() -> None:
         if weights(cluster.route())["green"] == 5:
             cluster.stops = lambda: None
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
 
     if act == "a step":
         cluster.stops = end
@@ -401,7 +401,7 @@ def test_a_rollback_during_the_gate_ends_it_and_the_next_one_goes_back(
     cluster.release()
     monkeypatch.setattr("components.rollout.release.BEAT_S", 0.05)
     ends: list[str] = []
-    person = threading.Thread(target=lambda: cluster.rollout("a person").rollback(place))
+    person = threading.Thread(target=lambda: cluster.rollout("a person").rollback())
 
     def long_gate(record: Release) -> None:
         person.start()
@@ -421,7 +421,7 @@ def test_a_rollback_during_the_gate_ends_it_and_the_next_one_goes_back(
     assert ends == [], "its process holds the lock that the next rollback needs"
     assert weights(cluster.route())["green"] == 100
     assert "version 3 had no traffic: its release ends, and the traffic stays" in "\n".join(cluster.said)
-    back = cluster.rollout("a person").rollback(place)
+    back = cluster.rollout("a person").rollback()
     assert (back.version, back.state, weights(cluster.route())["blue"]) == ("1", "done", 100)
 
 
@@ -434,7 +434,7 @@ def test_a_deployer_whose_patch_comes_after_a_rollback_leaves_the_slot_alone(
     def late(self: Cluster, kind: str, name: str, changes: Any, version: str) -> Any:
         if kind == "InferenceService" and not tried:
             tried.append(name)
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
             raise Stale("changed meanwhile")
         return patch(self, kind, name, changes, version)
 
@@ -518,11 +518,11 @@ def test_a_deployer_that_lives_on_goes_on_with_its_release(cluster: ToyCluster) 
     deployer = cluster.rollout()
     cluster.catalogue.away_at.add("publish")
     with pytest.raises(RegistryAway):
-        deployer.start("2", place)
+        deployer.start("2")
     with pytest.raises(Conflict, match=r"is being released \(publish\) by job-1"):
-        deployer.start("3", place)
+        deployer.start("3")
     cluster.catalogue.away_at.clear()
-    assert deployer.start("2", place).state == "done"
+    assert deployer.start("2").state == "done"
 
 
 @pytest.mark.parametrize("act", ["verify", "publish"])
@@ -540,7 +540,7 @@ def test_a_conflict_at_the_seal_leaves_all_traffic_and_a_rollback_ends_it(cluste
     with pytest.raises(Conflict, match="moved by hand"):
         cluster.release()
     assert weights(cluster.route())["green"] == 100
-    assert cluster.rollout().rollback(place).state == "aborted"
+    assert cluster.rollout().rollback().state == "aborted"
     assert weights(cluster.route())["blue"] == 100
 
 
@@ -552,7 +552,7 @@ def test_a_registry_away_in_an_abort_delays_it_only_if_the_alias_may_have_moved(
     cluster.less = 0.0
     die_at(cluster, 100)
     with pytest.raises(RegistryAway):
-        cluster.rollout("a person").rollback(place)
+        cluster.rollout("a person").rollback()
     assert cluster.state()["record"]["state"] == "abort"
     assert (weights(cluster.route())["blue"], cluster.catalogue.champions) == (100, ["1", "2"])
     cluster.catalogue.away_at.clear()
@@ -570,7 +570,7 @@ def test_a_rollback_in_the_hold_is_one_patch_of_weights_before_anything_else(clu
     before = cluster.writes
     cluster.kill_after = before + 1
     with pytest.raises(Killed):
-        cluster.rollout("job-1").rollback(place)
+        cluster.rollout("job-1").rollback()
     assert weights(cluster.route()) == {"blue": 100, "green": 0}
     finish(cluster)
     assert cluster.catalogue.champions == ["1"]
@@ -584,7 +584,7 @@ def test_a_rollback_in_the_hold_of_the_first_release_leaves_the_traffic_where_po
     die_at(cluster, 100)
     before = cluster.state()
     with pytest.raises(NoRelease, match="no version was served before 2, and slot blue has no pods"):
-        cluster.rollout("a person").rollback(place)
+        cluster.rollout("a person").rollback()
     assert cluster.state() == before
     cluster.now += 301.0
     assert cluster.rollout("job-1").resume("2").state == "done"
@@ -611,13 +611,13 @@ def test_a_rollback_during_an_abort_ends_the_abort_and_nothing_else(cluster: Toy
     def die_in_the_abort() -> None:
         if weights(cluster.route())["blue"] == 5:
             cluster.stops, cluster.kill_after = lambda: None, cluster.writes + 1
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
 
     cluster.stops = die_in_the_abort
     with pytest.raises(Killed):
         cluster.release("3")
     assert cluster.state()["record"]["state"] == "abort"
-    ended = cluster.rollout().rollback(place)
+    ended = cluster.rollout().rollback()
     assert (ended.version, ended.state) == ("3", "aborted")
     assert cluster.catalogue.champions == ["1", "2"]
     assert weights(cluster.route()) == {"blue": 0, "green": 100}
@@ -627,7 +627,7 @@ def test_a_rollback_after_the_hold_fills_the_parked_slot_first(cluster: ToyClust
     cluster.release()
     began = cluster.now
     states = seen(cluster)
-    record = cluster.rollout().rollback(place)
+    record = cluster.rollout().rollback()
     assert (record.kind, record.state, record.canary) == ("rollback", "done", "blue")
     assert cluster.catalogue.champions == ["1"]
     assert states == [("hold", 0)]
@@ -641,7 +641,7 @@ def test_a_rollback_that_is_asked_for_again_goes_on(cluster: ToyCluster, stopped
     if stopped_at == "the seal":
         cluster.catalogue.away_at.add("seal")
         with pytest.raises(RegistryAway):
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
         cluster.catalogue.away_at.clear()
     else:
 
@@ -651,9 +651,9 @@ def test_a_rollback_that_is_asked_for_again_goes_on(cluster: ToyCluster, stopped
 
         cluster.stops, cluster.stuck = die, True
         with pytest.raises(Killed):
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
         cluster.stuck = False
-    record = cluster.rollout("another").rollback(place)
+    record = cluster.rollout("another").rollback()
     assert (record.kind, record.version, record.state) == ("rollback", "1", "done")
     assert weights(cluster.route()) == {"blue": 100, "green": 0}
     assert cluster.catalogue.champions == ["1"]
@@ -663,7 +663,7 @@ def test_the_guard_ends_a_rollback_where_it_was_to_end(cluster: ToyCluster) -> N
     cluster.release()
     cluster.kill_after = cluster.writes + 5
     with pytest.raises(Killed):
-        cluster.rollout("a person").rollback(place)
+        cluster.rollout("a person").rollback()
     assert weights(cluster.route()) == {"blue": 0, "green": 100}
     cluster.kill_after, cluster.now = 0, cluster.now + 301.0
     cluster.rollout("guard").guard()
@@ -673,7 +673,7 @@ def test_the_guard_ends_a_rollback_where_it_was_to_end(cluster: ToyCluster) -> N
 
 def test_a_dry_run_shows_the_patches_and_writes_nothing(cluster: ToyCluster) -> None:
     before = cluster.objects.version
-    patches = list(cluster.rollout().patches("2", place))
+    patches = list(cluster.rollout().patches("2"))
     kinds = [name for name, _ in patches if name.startswith("Inf")]
     assert kinds == ["InferenceService checkout-green"] * 2 + ["InferenceService checkout-blue"]
     shares = [

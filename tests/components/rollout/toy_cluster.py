@@ -70,6 +70,9 @@ class ToyCatalogue:
         if act == self.conflict_at:
             raise Conflict("the alias was moved by hand")
 
+    def place(self, bundle_id: str) -> str:
+        return f"s3://bundles/{bundle_id}"
+
     def find(self, version: str) -> tuple[str, str]:
         if version == "challenger":
             if self.challenger is None:
@@ -202,7 +205,7 @@ class ToyCluster:
         )
 
     def release(self, version: str = "2", holder: str = "job-1") -> Release:
-        return self.rollout(holder).start(version, place)
+        return self.rollout(holder).start(version)
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -291,7 +294,3 @@ class ToyCluster:
             )
             lines.append(f'reco_answer_seconds_bucket{{le="{text}"}} {below}')
         return httpx.Response(200, text="\n".join(lines) + "\n")
-
-
-def place(bundle_id: str) -> str:
-    return f"s3://bundles/{bundle_id}"

@@ -21,7 +21,7 @@ from pipelines.cli.shell import main
 from pipelines.live.cluster_api import ApiServer
 from pipelines.live.slots import new_cluster
 from serving.release.champion import Champion, write_champion
-from tests.components.rollout.toy_cluster import RECORD, ToyCluster, place
+from tests.components.rollout.toy_cluster import RECORD, ToyCluster
 from tests.kubernetes_api import kubernetes_api
 
 ROUTE = ("httproutes", NAMESPACE, "checkout")
@@ -94,13 +94,13 @@ def test_a_version_that_kept_its_alias_at_its_end_loses_it_and_is_not_released_a
     def roll_back() -> None:
         if weights(cluster.route())["green"] == 5:
             cluster.stops = lambda: None
-            cluster.rollout("a person").rollback(place)
+            cluster.rollout("a person").rollback()
 
     if is_by_hand:
         cluster.stops = roll_back
     else:
         cluster.less = 0.2
-    catalogue = Mock(place=place, undo=cluster.catalogue.undo)
+    catalogue = Mock(undo=cluster.catalogue.undo)
     catalogue.challenger.side_effect = ["2", "2", "2", None, "2"]  # then it ends
 
     def sleep(_: float) -> None:

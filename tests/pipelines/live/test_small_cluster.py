@@ -58,11 +58,11 @@ def test_a_release_steps_the_weights_of_real_endpoints(
     try:
         rollout = Shop(cluster, versions, PACE).rollout()
         if kind == "good":
-            record = rollout.start("2", versions.place)
+            record = rollout.start("2")
             assert (record.state, versions.champions) == ("done", ["1", "2"])
         else:
             with pytest.raises(Aborted, match="less than full"):
-                rollout.start("2", versions.place)
+                rollout.start("2")
             assert versions.champions == ["1"]
         split = rollout.status()[1]
         assert split == ({"blue": 0, "green": 100} if kind == "good" else {"blue": 100, "green": 0})
