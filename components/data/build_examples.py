@@ -329,7 +329,8 @@ def _build_share(
     for basket in most_of_each(replay(seen)):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
-        window = _window_at(basket.at, starts)
+        span_s = WINDOW.total_seconds()
+        window = next((i for i, start in enumerate(starts) if start <= basket.at < start + span_s), None)
         if window is None:
             continue
         calibrates = window == 0 and bool(held_out[basket.user])
@@ -343,11 +344,6 @@ def _build_share(
             if built is not None:
                 lists[calibrates].append(built)
     return _joined(retriever), _joined(lists[False]), _joined(lists[True])
-
-
-def _window_at(at: float, starts: list[float]) -> int | None:
-    within = (i for i, start in enumerate(starts) if start <= at < start + WINDOW.total_seconds())
-    return next(within, None)
 
 
 def _write_graph(examples: Path, statistics: Path, oldest: Path, item_ids: np.ndarray) -> None:

@@ -229,7 +229,7 @@ def fit(
     recent_4w, recent_13w = at >= end_s - 28 * 86_400, at >= end_s - 91 * 86_400
 
     table = items.reindex(seen.item_ids[catalogue])
-    categorical = _encode(table, vocabulary)
+    categorical = np.stack([_codes(table, level, vocabulary) for level in LEVELS], axis=1)
     buyers, repeats, intervals = _repeat_purchases(item, user, at, n)
     presence = _basket_matrix(basket, item, n)
     together = (presence.T @ presence).tocsr()
@@ -315,10 +315,6 @@ def _blocks(types: np.ndarray) -> Iterator[tuple[int, int]]:
             end = int(np.searchsorted(types, kind, "right"))
         yield start, end
         start = end
-
-
-def _encode(items: pd.DataFrame, vocabulary: dict[str, list[str]]) -> np.ndarray:
-    return np.stack([_codes(items, level, vocabulary) for level in LEVELS], axis=1)
 
 
 def _codes(items: pd.DataFrame, column: str, vocabulary: dict[str, list[str]]) -> np.ndarray:

@@ -127,7 +127,7 @@ def evaluate(bundle: Bundle, data: Dataset) -> tuple[dict[str, Any], list[Record
     log.info("%d test baskets from %s to %s", len(tasks), start.date(), end.date())
     boot = Bootstrap([task.user_id for task in tasks])
     size = len(bundle.statistics.item_ids)
-    baselines = {name: Tally.empty() for name in BASELINES}
+    baselines = {name: Tally() for name in BASELINES}
     # The parts share nothing but their inputs, so a second process halves the wait.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
         others = beside.submit(_evaluate_beside, bundle.path, data.items, purchases, found)
@@ -203,7 +203,7 @@ def serve(
     Returns:
         The tally of the served path; beside baselines, also scores and hits of each task's candidates.
     """
-    tally, pairs = Tally.empty(), []
+    tally, pairs = Tally(), []
     recommender = Recommender(bundle, MemoryStore())
     tower = bundle.profiles[DEFAULT_PROFILE].tower
     prepared_each = prepared_tasks(bundle, tasks, counts=counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,11 @@ Pair = tuple[np.ndarray, np.ndarray]  # probability and label of every candidate
 class Tally:
     """Metrics of one system, one entry per test basket."""
 
-    rows: list[tuple[float, ...]]
-    repeat: list[tuple[float, float]]  # found and wanted among repeat purchases, top 20
-    new: list[tuple[float, float]]
-    shown: set[int]
-
-    @classmethod
-    def empty(cls) -> Tally:
-        """Return a tally of nothing."""
-        return cls([], [], [], set())
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    # Found and wanted among repeat purchases and among new ones, top 20.
+    repeat: list[tuple[float, float]] = field(default_factory=list)
+    new: list[tuple[float, float]] = field(default_factory=list)
+    shown: set[int] = field(default_factory=set)
 
     def values(self, metric: str) -> np.ndarray:
         """Return one of METRICS of each basket, (baskets,)."""

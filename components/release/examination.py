@@ -183,7 +183,7 @@ def examine(challenger: Path, champion: Path | None, dataset: Path, sample: int)
     if any(champions.values()):
         return measured | champions
     with _judged(verdicts, "readable"):
-        baselines = {name: Tally.empty() for name in ("blend", "two_tower")}
+        baselines = {name: Tally() for name in ("blend", "two_tower")}
         served, _ = serve(bundle, tasks, Nightly(bundle, purchases), baselines)
         measured |= {name: _means(tally) for name, tally in ({"served": served} | baselines).items()}
     if any(verdicts.values()):

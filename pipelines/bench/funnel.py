@@ -47,7 +47,7 @@ def compare_with_whole_catalogue(
     Also AUC over the served candidates: of the ranker, and of each baseline for the same candidates.
     """
     recommender = Recommender(bundle, MemoryStore())
-    funnel, whole = Tally.empty(), Tally.empty()
+    funnel, whole = Tally(), Tally()
     funnel_ms, whole_ms = [], []
     judged: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in ("served", *BASELINES)}
     for task, prepared in prepared_tasks(bundle, tasks, counts=Nightly(bundle, purchases)):
@@ -154,8 +154,8 @@ def _without_each(
     bundle: Bundle, tasks: Sequence[Task], purchases: Purchases
 ) -> tuple[Tally, dict[str, Tally]]:
     """Return the tally as served, and for each source that brought any candidate the tally without those."""
-    served = Tally.empty()
-    arms, brought = {source: Tally.empty() for source in ARMS}, set()
+    served = Tally()
+    arms, brought = {source: Tally() for source in ARMS}, set()
     recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
     for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         scores = recommender.rank(prepared.dense, prepared.categorical)
@@ -215,7 +215,7 @@ def find_ceiling(bundle: Bundle, tasks: Sequence[Task], purchases: Purchases) ->
     """
     boot = Bootstrap([task.user_id for task in tasks])
     names = ("as served", "the ranker's order", "with the truth among the candidates", "a perfect ranker")
-    tallies = {name: Tally.empty() for name in names}
+    tallies = {name: Tally() for name in names}
     recommender, counts = Recommender(bundle, MemoryStore()), Nightly(bundle, purchases)
     for task, prepared in prepared_tasks(bundle, tasks, counts=counts):
         codes = prepared.candidates.codes

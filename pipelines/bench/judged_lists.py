@@ -57,7 +57,7 @@ class JudgedLists:
 
     def judge(self, scores: np.ndarray) -> Tally:
         """Return the tally of lists as they would be served with these scores, (rows,) probabilities."""
-        tally, codes = Tally.empty(), self.codes
+        tally, codes = Tally(), self.codes
         served = self.shown(scores, self.bundle.settings, MAX_K)
         for task, rows in zip(self.tasks, served, strict=True):
             tally.add(codes[rows], task.hidden, task.bought_before)

@@ -148,7 +148,7 @@ def _mixed(alone: Score, own: Score, weight: float, asked: PeerRequest) -> np.nd
 
 
 def _judge(score: Score, tasks: Sequence[Task], statistics: Statistics) -> Tally:
-    tally = Tally.empty()
+    tally = Tally()
     popular = statistics.purchases_4w / max(float(statistics.purchases_4w.max()), 1.0)
     for task in tasks:
         asked = read_asked(task, statistics)

@@ -7,7 +7,7 @@ from components.evaluation.metrics import Bootstrap, Tally, auc, calibration, ra
 
 
 def test_one_list_by_hand() -> None:
-    tally = Tally.empty()
+    tally = Tally()
     ranked = np.arange(100, 130)  # items 101 and 112 are wanted: ranks 2 and 13
     tally.add(ranked, np.array([101, 112, 999]), np.array([True, True, False]))
     recall_10, recall_20, ndcg, hit_10, hit_3, mrr = tally.rows[0]
@@ -23,11 +23,11 @@ def test_one_list_by_hand() -> None:
 
 def test_the_best_scores_are_listed_in_their_order() -> None:
     bought, before = np.array([3, 28]), np.array([True, False])
-    tally, expected = Tally.empty(), Tally.empty()
+    tally, expected = Tally(), Tally()
     tally.add_best(np.where(np.arange(30) == 3, 28.5, np.arange(30.0)), bought, before)
     expected.add(np.array([29, 3, 28, 27]), bought, before)
     assert (tally.rows, tally.new, tally.repeat) == (expected.rows, expected.new, expected.repeat)
-    few = Tally.empty()  # fewer items than places
+    few = Tally()  # fewer items than places
     few.add_best(np.arange(4.0), bought[:1], before[:1])
     assert few.rows[0][-1] == 1
 
@@ -56,14 +56,14 @@ def test_a_ratio_has_no_upper_end_where_many_draws_find_nothing_to_divide_by() -
 
 def test_ratios_and_summaries_of_two_systems_by_hand() -> None:
     """The better one finds both bought items first, the other one of them, at rank 2; both saw one user."""
-    better, worse = Tally.empty(), Tally.empty()
+    better, worse = Tally(), Tally()
     bought, before = np.array([1, 2]), np.array([True, False])
     better.add(np.array([1, 2, 3]), bought, before)
     worse.add(np.array([3, 1, 4]), bought, before)
     boot = Bootstrap(["a"])
     assert ratios(better, worse, boot)["recall_at_20"] == 2
     assert ratios(better, worse, boot)["new_recall_at_20"] is None, "the worse one finds no new item"
-    nothing = Tally.empty()
+    nothing = Tally()
     nothing.add(np.array([7]), bought, before)
     against = ratios(better, nothing, boot)
     assert list(against.values()) == [None, [None, None]] * 3
