@@ -90,12 +90,10 @@ def read_archive(
     return events if len(kept) == len(events) else events.take(kept)
 
 
-def archived_rows(
-    archive: Path, users: Collection[str] | None = None, most: int = BATCH_EVENTS
-) -> Iterator[tuple[str, UserEvents]]:
-    """Yield the rows of all users, or of some, from about `most` events at a time; each time all are read."""
+def archived_rows(archive: Path, users: Collection[str] | None) -> Iterator[tuple[str, UserEvents]]:
+    """Yield the rows of all users, or of some, from a batch of events at a time; each time all are read."""
     counts = _again_if_merged(lambda: _events_of_users(archive))
-    most = max(most, counts.total() // MOST_READS)
+    most = max(BATCH_EVENTS, counts.total() // MOST_READS)
     batch: list[str] = []
     left = most
     for user in counts if users is None else counts.keys() & users:

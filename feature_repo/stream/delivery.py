@@ -33,13 +33,12 @@ class Delivery:
     """A producer that sends a message again until the broker confirms it; for one thread at a time.
 
     Attributes:
-        delivered: messages that the broker confirmed.
         refused: messages that the broker will never take (too large, invalid).
         pending_bytes: bytes of the messages that the broker has not confirmed.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self.delivered = self.refused = self.pending_bytes = 0
+        self.refused = self.pending_bytes = 0
         self._pending: dict[int, Record] = {}  # by number, the oldest first
         self._suspects: list[int] = []  # refused with a batch: sent again alone
         self._number = self._failures = 0
@@ -128,7 +127,6 @@ class Delivery:
         elif error is not None:
             self._failed = error
         else:
-            self.delivered += 1
             self._confirm(number)
             if self._logged:
                 _log.warning("the broker takes messages again")

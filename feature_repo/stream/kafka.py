@@ -23,6 +23,7 @@ SECURITY = {
 }
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 REACH_S = 5.0  # how long a broker may take to answer before it counts as away
+PARTITIONS = 4  # of a topic that is created here
 
 
 class KafkaSettingInvalid(RecoError, ValueError):
@@ -154,8 +155,8 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
     }
 
 
-def create_topics(settings: KafkaSettings, partitions: int = 4, timeout_s: float = REACH_S) -> list[str]:
-    """Create those of the three topics that are missing, and return their names.
+def create_topics(settings: KafkaSettings, timeout_s: float = REACH_S) -> None:
+    """Create those of the three topics that are missing.
 
     Raises:
         ConnectionError: the broker cannot be reached, or refuses.
@@ -167,15 +168,13 @@ def create_topics(settings: KafkaSettings, partitions: int = 4, timeout_s: float
     # The reason is in the exception; librdkafka would also write it to stderr, again and again.
     admin = AdminClient({**client_config(settings), "log_level": "0"})
     names = (settings.events_topic, settings.facts_topic, settings.dead_letter_topic)
-    created = []
     try:
         known = admin.list_topics(timeout=timeout_s).topics
-        wanted = [NewTopic(name, partitions, -1) for name in names if name not in known]
+        wanted = [NewTopic(name, PARTITIONS, -1) for name in names if name not in known]
         futures = admin.create_topics(wanted, operation_timeout=timeout_s) if wanted else {}
-        for name, future in futures.items():
+        for future in futures.values():
             try:
                 future.result(timeout_s)
-                created.append(name)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
@@ -185,7 +184,6 @@ def create_topics(settings: KafkaSettings, partitions: int = 4, timeout_s: float
             f"the broker at {settings.bootstrap} cannot be used ({reason}): "
             f"start one with `reco up`, or set {VARIABLES['bootstrap']}"
         ) from error
-    return created
 
 
 def _invalid(name: str, found: str, expected: str) -> KafkaSettingInvalid:

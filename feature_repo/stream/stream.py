@@ -77,13 +77,7 @@ class Stream:
     """One consumer of the group: it owns some partitions and the rows of all users in them."""
 
     def __init__(self, home: Path, rows: OnlineRows, settings: KafkaSettings) -> None:
-        """Prepare a consumer, which connects in `run`.
-
-        Args:
-            home: folder of all state; its `offline_store/events` is the archive.
-            rows: users' rows in the online store.
-            settings: the address of the broker.
-        """
+        """Prepare a consumer, which connects in `run`; `home` is the folder of all state."""
         self.counts = Counts()
         self.letters = DeadLetters(settings, self.counts)
         self._home, self._archive = home, home / "offline_store" / EVENTS
@@ -93,7 +87,6 @@ class Stream:
         self._positions: dict[int, int] = {}
         self._generation: dict[int, int] = {}
         self._began: dict[int, int] = {}  # where reading begins in each assigned partition
-        self._newest = 0.0  # time of the latest event folded
         self._published = self._publication()
         self._forgotten = Forgotten()
         self._forgotten_stamp: tuple[int, int] | None = None
@@ -194,7 +187,6 @@ class Stream:
         known = self._known(new)
         changed = {user: fold(known[user], more) for user, more in new.items()}
         self._put({user: row for user, row in changed.items() if row is not known[user]})
-        self._newest = max(self._newest, max(float(row.at[-1]) for row in new.values()))
 
     def _known(self, users: Collection[str]) -> dict[str, UserEvents]:
         """Return users' rows; a row that is damaged or of an older format is rebuilt from the archive."""
@@ -359,7 +351,6 @@ class Stream:
         state = {
             "updated_at": time.time(),
             "pid": os.getpid(),
-            "newest_event_at": self._newest,
             "lag": self._lag(),
             "broker_silent_s": round(time.monotonic() - self._answered_at, 1),
             **vars(self.counts),

@@ -204,17 +204,18 @@ def test_segments_merged_during_a_read_are_read_again(
 
 @pytest.mark.parametrize("most", [1, 3, 100])
 def test_rows_are_those_of_the_whole_archive_however_few_events_are_read_at_a_time(
-    tmp_path: Path, most: int
+    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(archive, "BATCH_EVENTS", most)
     users = ["ann", "bob", "cid", "ann", "bob", "ann"]
     write_segment(tmp_path, table(*[{"user_id": user} for user in users]), BASE)
     write_segment(tmp_path, table({"event_id": "new", "user_id": "bob", "version": 1}), "0.parquet")
     whole = dict(rows_of(read_archive(tmp_path)))
     assert whole.keys() == {"ann", "bob", "cid"}
-    found = list(archived_rows(tmp_path, most=most))
+    found = list(archived_rows(tmp_path, None))
     assert len(found) == 3
     assert all(pack(row) == pack(whole[user]) for user, row in found)
-    some = dict(archived_rows(tmp_path, {"bob", "unknown"}, most))
+    some = dict(archived_rows(tmp_path, {"bob", "unknown"}))
     assert {user: pack(row) for user, row in some.items()} == {"bob": pack(whole["bob"])}
 
 

@@ -51,7 +51,7 @@ def test_without_a_broker_messages_stay_pending() -> None:
         delivery.send(TOPIC, "käte", b"12345")
         assert delivery.pending_bytes == len(TOPIC) + len("käte".encode()) + 5
         assert not delivery.flush(0.3)
-        assert (delivery.delivered, delivery.refused, delivery.is_full) == (0, 0, False)
+        assert (delivery.refused, delivery.is_full) == (0, False)
 
 
 @pytest.mark.parametrize("value", [b"x" * 800_000, b"1"])
@@ -112,7 +112,7 @@ def test_of_a_refused_batch_the_bad_message_alone_is_lost(
     for value in (b"1", b"bad", b"2"):
         delivery.send(TOPIC, "u", value)
     assert delivery.flush(60)
-    assert (delivery.delivered, delivery.refused, delivery.pending_bytes) == (2, 1, 0)
+    assert (delivery.refused, delivery.pending_bytes) == (1, 0)
     assert delivery._producer.sent == [b"1", b"2"]  # type: ignore[attr-defined]
     assert caplog.messages == [f"the broker refuses a message of {TOPIC} for good: it is lost"]
 
@@ -127,7 +127,7 @@ def test_everything_arrives_once_and_in_order_when_nothing_fails(broker: Any) ->
         for key, value in sent:
             delivery.send(TOPIC, key, value.encode())
         assert delivery.flush(60)
-        assert (delivery.delivered, delivery.refused, delivery.pending_bytes) == (20_000, 0, 0)
+        assert (delivery.refused, delivery.pending_bytes) == (0, 0)
     records = consumed(broker.bootstrap, 20_000)
     assert len(records) == 20_000
     for user in {key for key, _ in sent}:
