@@ -292,7 +292,7 @@ def full(found: Any) -> str:
     low, high = student["interval"]
     size = [part["bytes"] / 1e6 for part in (teachers, student, served)]
     return (
-        f"## All five teachers\n\nOn {machine}; tests ran beside the second run.\n\n"
+        f"## All five teachers\n\nOn {machine}, one run after the other.\n\n"
         + table(columns, rows)
         + "\nAn interval is that of one run: it does not compare the two.\n\n"
         f"The five teachers take {size[0]:.1f} MB, their student {size[1]:.2f} MB and the served file\n"
