@@ -22,7 +22,8 @@ def unguarded() -> dict[str, str]:
 
 def watched(log: Path) -> list[str]:
     """The words before a command that write its connections and datagrams to a log."""
-    return [*"strace -f --seccomp-bpf -qq -e trace=connect,sendto,sendmsg,sendmmsg -o".split(), str(log)]
+    calls = "trace=connect,sendto,sendmsg,sendmmsg"
+    return ["strace", "-f", "--seccomp-bpf", "-qq", "-e", calls, "-o", str(log)]
 
 
 def outside(log: Path) -> list[str]:
