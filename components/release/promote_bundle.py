@@ -107,7 +107,7 @@ def promote_bundle(
             challenger = _promoted(registry, before)
             if not dry_run:
                 _follow(registry, root, before, challenger)  # its pointer or copy under home may be gone
-                registry.unpoint(CHALLENGER, challenger.version)
+                _accept(registry, challenger)
                 if trusted_keys:  # it may have been signed after its promotion
                     renew_signatures(registry, root, challenger, trusted_keys)
             return {**result, "changed": False, "checks": [], "measured": {}}
@@ -122,10 +122,15 @@ def promote_bundle(
             return {**result, "changed": False, "checks": rows}
         enforce(checks)
         _move(registry, root, challenger, before.version if before else None, "promote")
-        registry.unpoint(CHALLENGER, challenger.version)
-        if challenger.refused:  # by a release before
-            registry.refuse(challenger.version, "")
+        _accept(registry, challenger)
     return {**result, "changed": True, "checks": rows}
+
+
+def _accept(registry: Registry, champion: Version) -> None:
+    """Take from a champion the alias challenger, and the refusal of an earlier release."""
+    registry.unpoint(CHALLENGER, champion.version)
+    if champion.refused:
+        registry.refuse(champion.version, "")
 
 
 def rollback(

@@ -72,7 +72,7 @@ class Version:
     size_bytes: int
     metrics: Mapping[str, float]
     run_id: str
-    refused: str  # why its last release ended; empty: it did not, or the version became champion since
+    refused: str  # why its last release ended; empty: it did not, or a promotion followed
 
 
 class Registry:

@@ -154,9 +154,6 @@ class ModelCatalogue:
             return kept["measured"] if is_of_now else self._examine(challenger, champion, *rest)
 
         self._promote(record, examine)
-        registry = self._registry()
-        if registry.version(record.version).refused:  # by an earlier release of it
-            registry.refuse(record.version, "")
 
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused.

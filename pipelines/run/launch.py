@@ -267,7 +267,7 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
         if isinstance(error, Conflict) or stopped or not new:
             release_retrain(decision, home)
-        else:
+        elif not isinstance(error, KeyboardInterrupt):
             note_run(decision, home, new[0].run_id)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
@@ -353,11 +353,11 @@ def evaluated_run(home: Path) -> tuple[Run, Path]:
         for bundle_id in lineage(home, champion.bundle_id):
             if bundle_id in runs:
                 return runs[bundle_id], champion.bundle(home)
+        log.warning(
+            "no run under %s holds the champion's training: the newest, %s, is taken, with its own bundle",
+            *(home, found[0][1].run_id),
+        )
     run = found[0][1]
-    log.warning(
-        "no run under %s holds the champion's training: the newest, %s, is taken, with its own bundle",
-        *(home, run.run_id),
-    )
     return run, run.artifacts("evaluate-bundle") / "evaluated"
 
 

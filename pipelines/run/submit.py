@@ -154,7 +154,9 @@ def _start(
     named = _stamped(name)
     try:
         run = client.run_pipeline(experiment_id, named, None, arguments, *ids)
-    except (ApiException, HTTPError):
+    except (ApiException, HTTPError) as error:
+        if isinstance(error, ApiException) and 400 <= error.status < 500:
+            raise
         # Only the answer may be lost. Without the run's id a retraining would start once more.
         started = (run for run in _trainings(client, experiment_id) if run.display_name == named)
         if (run := next(started, None)) is None:

@@ -96,6 +96,9 @@ def test_a_promotion_ends_the_refusal_of_an_earlier_release(world: World) -> Non
     assert world.registry.version("1").refused == "rolled back"
     world.promote()
     assert world.registry.version("1").refused == ""
+    world.registry.refuse("1", "rolled back")  # as if that promotion had been killed before its end
+    world.promote()
+    assert world.registry.version("1").refused == ""
 
 
 def test_a_worse_bundle_is_refused_and_nothing_changes(world: World) -> None:
