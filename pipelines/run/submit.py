@@ -148,19 +148,7 @@ def _start(
     arguments: dict[str, Any],
     ids: tuple[str, str],
 ) -> Submitted:
-    from kfp_server_api import ApiException
-    from urllib3.exceptions import HTTPError
-
-    named = _stamped(name)
-    try:
-        run = client.run_pipeline(experiment_id, named, None, arguments, *ids)
-    except (ApiException, HTTPError) as error:
-        if isinstance(error, ApiException) and 400 <= error.status < 500:
-            raise
-        # Only the answer may be lost. Without the run's id a retraining would start once more.
-        started = (run for run in _trainings(client, experiment_id) if run.display_name == named)
-        if (run := next(started, None)) is None:
-            raise
+    run = client.run_pipeline(experiment_id, _stamped(name), None, arguments, *ids)
     return Submitted(run.run_id, _page_of(cluster, run.run_id), *ids, run.state or "PENDING")
 
 
