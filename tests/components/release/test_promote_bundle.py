@@ -97,7 +97,7 @@ def test_a_promotion_ends_the_refusal_of_an_earlier_release(world: World) -> Non
     world.promote()
     assert world.registry.version("1").refused == ""
     world.registry.refuse("1", "rolled back")  # as if that promotion had been killed before its end
-    world.promote()
+    world.promote(version="1")
     assert world.registry.version("1").refused == ""
 
 
