@@ -326,10 +326,10 @@ def _build_share(
     held_out = np.random.default_rng(params.seed).random(len(seen.user_ids)) < params.calibration_ratio
     retriever = [NO_BASKETS]
     lists = {calibrates: [NO_LISTS] for calibrates in (True, False)}
+    span_s = WINDOW.total_seconds()
     for basket in most_of_each(replay(seen)):
         if (row := _retriever_row(final, basket)) is not None:
             retriever.append(row)
-        span_s = WINDOW.total_seconds()
         window = next((i for i, start in enumerate(starts) if start <= basket.at < start + span_s), None)
         if window is None:
             continue

@@ -44,8 +44,9 @@ def served_latency(
                 if turn >= 0:
                     took[name][turn, number] = (time.perf_counter() - began) * 1e3
     found = {name: {"bundle_id": bundles[name].bundle_id, **_summary(ms.min(0))} for name, ms in took.items()}
-    means = [row["mean_ms"] for row in found.values()]
-    added = {} if champion is None else {"added_ms": round(means[0] - means[1], 4)}
+    added = {}
+    if champion is not None:
+        added["added_ms"] = round(found["challenger"]["mean_ms"] - found["champion"]["mean_ms"], 4)
     return {**added, **found, **measured_on()}
 
 

@@ -264,10 +264,10 @@ def retrain(home: Path, verdict: DriftVerdict, stream: IO[str], cool_down: timed
         # On a conflict the new run is not ours. A stopped one may be tried again, unless it has promoted.
         new = [run for run in list_runs(home) if run.run_id not in before]
         promoted_any = any(run.outputs().get("promote-bundle") for run in new)
-        stopped = isinstance(error, KeyboardInterrupt) and not promoted_any
-        if isinstance(error, Conflict) or stopped or not new:
+        stopped = isinstance(error, KeyboardInterrupt)
+        if isinstance(error, Conflict) or not new or (stopped and not promoted_any):
             release_retrain(decision, home)
-        elif not isinstance(error, KeyboardInterrupt):
+        elif not stopped:
             note_run(decision, home, new[0].run_id)
         raise
     return {"started": True, "run_id": run.run_id, "promoted": True, "said": promoted(run)}
@@ -348,6 +348,7 @@ def evaluated_run(home: Path) -> tuple[Run, Path]:
     found = list(evaluated_runs(home))
     if not found:
         raise RunUnknown(f"no run under {home} holds an evaluated bundle: run `reco run` first")
+    newest = found[0][1]
     with contextlib.suppress(NoChampion):
         champion, runs = read_champion(home), dict(reversed(found))  # of two the newest
         for bundle_id in lineage(home, champion.bundle_id):
@@ -355,10 +356,9 @@ def evaluated_run(home: Path) -> tuple[Run, Path]:
                 return runs[bundle_id], champion.bundle(home)
         log.warning(
             "no run under %s holds the champion's training: the newest, %s, is taken, with its own bundle",
-            *(home, found[0][1].run_id),
+            *(home, newest.run_id),
         )
-    run = found[0][1]
-    return run, run.artifacts("evaluate-bundle") / "evaluated"
+    return newest, newest.artifacts("evaluate-bundle") / "evaluated"
 
 
 def run_datasets(home: Path, data: str = "") -> list[Path]:
