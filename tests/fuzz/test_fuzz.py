@@ -15,7 +15,7 @@ def fuzz(program: str, cases: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_corrupt_bundle_is_refused_and_a_resealed_one_does_no_harm() -> None:
-    cases = 300
+    cases = 160
     found = fuzz("artefacts", cases)
     assert found["wrong"] == []
     assert found["spoilt"] == {"cases": cases // 2, "refused": cases // 2}
@@ -32,7 +32,7 @@ def test_every_answer_matches_the_openapi_document() -> None:
 
 def test_the_tables_hold_two_hundred_different_attacks() -> None:
     every = attacks.attacks()
-    assert len({(attack.family, attack.name) for attack in every}) == len(every) >= 200
+    assert len({(attack.family, attack.name) for attack in every}) == len(every) >= 400
 
 
 @pytest.mark.slow

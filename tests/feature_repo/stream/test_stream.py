@@ -169,8 +169,9 @@ def test_a_broker_that_lost_everything_starts_a_new_generation(
     first, second = events.iloc[:1_000], events.iloc[1_000:1_200]
     for part, known in ((first, first), (second, events.iloc[:1_200])):
         live.produce(part)
+        wanted = batch(known)
         with live.streaming():
-            eventually(lambda known=known: live.archived() == batch(known), WAIT_S)  # type: ignore[misc]
+            eventually(lambda wanted=wanted: live.archived() == wanted, WAIT_S)  # type: ignore[misc]
         with live.streaming() as again:  # nothing is read twice while the log is the same
             eventually(lambda again=again: len(again._consumer.assignment()) == 4, WAIT_S)  # type: ignore[misc]
             time.sleep(1.0)
@@ -179,7 +180,7 @@ def test_a_broker_that_lost_everything_starts_a_new_generation(
         broker.start()
     versions = read_archive(live.archive)["version"].to_numpy() >> OFFSET_BITS
     assert set(versions.tolist()) == {0, 1}
-    assert live.online(["user-000"])["user-000"] == batch(events.iloc[:1_200])["user-000"]
+    assert live.online(["user-000"])["user-000"] == wanted["user-000"]
 
 
 def test_a_publication_keeps_streamed_events(live: Place, events: pd.DataFrame) -> None:
