@@ -1,6 +1,6 @@
 """`python -m tests.infra.kernel_bundle DIR`: a toy bundle whose golden requests use every compiled loop.
 
-The endpoint's image is built with it: infra/images/endpoint.Dockerfile.
+To seal it compiles them, so set-up makes one; the endpoint's image is built with it, too.
 """
 
 import base64
