@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ from feature_repo.stream.archive import (
     write_segment,
 )
 from feature_repo.stream.delivery import Delivery
-from feature_repo.stream.kafka import KafkaSettings
+from feature_repo.stream.kafka import KafkaSettings, consumer_config
 from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.replay_events import Disturbance, replay_events
 from feature_repo.stream.stream import OFFSET_BITS, Stream
@@ -104,7 +105,7 @@ def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison
 KILLED = """
 import sys, threading
 from pathlib import Path
-from feature_repo.stream.kafka import KafkaSettings
+from feature_repo.stream.kafka import KafkaSettings, consumer_config
 from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.stream import Stream
 from components.data.feast_store import open_feature_store
@@ -181,6 +182,32 @@ def test_a_broker_that_lost_everything_starts_a_new_generation(
     versions = read_archive(live.archive)["version"].to_numpy() >> OFFSET_BITS
     assert set(versions.tolist()) == {0, 1}
     assert live.online(["user-000"])["user-000"] == wanted["user-000"]
+
+
+def test_a_restored_archive_is_filled_when_the_group_goes_back_to_the_beginning(
+    live: Place, events: pd.DataFrame, tmp_path: Path
+) -> None:
+    """As the guide says, with the broker's own command for groups; what is there already counts once."""
+    backup, first, wanted = tmp_path / "backup", events.iloc[:600], batch(events.iloc[:1_000])
+    for part, known in ((first, batch(first)), (events.iloc[600:1_000], wanted)):
+        live.produce(part)
+        with live.streaming():
+            eventually(lambda known=known: live.archived() == known, WAIT_S)  # type: ignore[misc]
+        if not backup.exists():
+            shutil.copytree(live.archive, backup)
+    shutil.rmtree(live.archive)
+    shutil.copytree(backup, live.archive)
+    with live.streaming() as stream:
+        eventually(lambda: len(stream._consumer.assignment()) == 4, WAIT_S)
+        time.sleep(1.0)
+        assert stream.counts.events == 0, "the group's position is behind what the backup lacks"
+    group = Consumer(consumer_config(live.settings, live.settings.group))
+    beginning = [TopicPartition(live.settings.events_topic, number, 0) for number in range(4)]
+    group.commit(offsets=beginning, asynchronous=False)
+    group.close()
+    with live.streaming():
+        eventually(lambda: live.archived() == wanted, WAIT_S)
+    assert live.online(wanted) == wanted
 
 
 def test_a_publication_keeps_streamed_events(live: Place, events: pd.DataFrame) -> None:
