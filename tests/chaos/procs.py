@@ -105,12 +105,15 @@ def cluster_port() -> int:
 
 
 def eventually(condition: Callable[[], Found], seconds: float = 60.0) -> Found:
-    """Wait until the condition holds and return its value; fail when it does not."""
+    """Wait until the condition holds and return its value; fail when it does not.
+
+    Looks take at most a fifth of the time, so that they do not delay the condition.
+    """
     began = looked = time.monotonic()
     while not (found := condition()):
         now = time.monotonic()
         if now - began > seconds:
             pytest.fail(f"not within {seconds:g} s")
-        time.sleep(max(0.01, 4 * (now - looked)))  # a look that takes long leaves the processor to what it waits for
+        time.sleep(max(0.01, 4 * (now - looked)))
         looked = time.monotonic()
     return found

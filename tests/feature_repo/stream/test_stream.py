@@ -187,7 +187,7 @@ def test_a_broker_that_lost_everything_starts_a_new_generation(
 def test_a_restored_archive_is_filled_when_the_group_goes_back_to_the_beginning(
     live: Place, events: pd.DataFrame, tmp_path: Path
 ) -> None:
-    """As the guide says, with the broker's own command for groups; what is there already counts once."""
+    """As in the guide, which names the broker's own command; events that are there already count once."""
     backup, first, wanted = tmp_path / "backup", events.iloc[:600], batch(events.iloc[:1_000])
     for part, known in ((first, batch(first)), (events.iloc[600:1_000], wanted)):
         live.produce(part)
