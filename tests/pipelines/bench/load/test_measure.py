@@ -207,10 +207,13 @@ server.serve_forever()
 @pytest.mark.parametrize(("left", "mb"), [("memory", 250.0), ("pages", 0.0), ("nothing", 0.0)])
 def test_a_leak_is_seen_and_mapped_files_are_none(tmp_path: Path, left: str, mb: float) -> None:
     command = [sys.executable, "-c", LEAVING, left]
-    with started(command, Settings().to_env(), tmp_path / "server.log") as server:
+    with (
+        started(command, Settings().to_env(), tmp_path / "server.log") as server,
+        httpx.Client(trust_env=False) as client,
+    ):
 
         def ask(seconds: float, requests: int, **plan: Any) -> Load:
-            status = [httpx.get(server.ready["http"], trust_env=False).status_code for _ in range(requests)]
+            status = [client.get(server.ready["http"]).status_code for _ in range(requests)]
             zeros = np.zeros(requests)
             return Load(zeros, zeros, zeros, np.array(status), zeros > 0)
 
