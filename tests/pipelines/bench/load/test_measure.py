@@ -237,7 +237,9 @@ def test_arms_are_measured_beside_ours_and_written(
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
     arms = [arm for arm in ARMS if arm.name in (OURS, UNOPTIMISED)]  # others: test_arm_variants.py
-    effort = replace(QUICK, alone_s=0.2, probe_s=0.2, half_s=0.2, overload_s=0.2, lengths_s=0.05, endurance=60)
+    effort = replace(
+        QUICK, alone_s=0.2, probe_s=0.2, half_s=0.2, overload_s=0.2, lengths_s=0.05, endurance=60
+    )
     result = bench_load(
         home,
         champion,
@@ -245,7 +247,7 @@ def test_arms_are_measured_beside_ours_and_written(
         tmp_path / "out",
         arms,
         effort,
-        goal_ms=1_000.0,  # no real goal: this machine may be busy
+        goal_ms=200.0,  # so low that the search ends soon; nothing is asserted on it
         endurance=True,
         deadline_ms=60_000.0,
     )
