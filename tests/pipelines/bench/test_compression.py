@@ -8,7 +8,7 @@ import pytest
 from components.compression.compile_ranker import TORCH
 from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression, whole_ensemble
-from tests.conftest import read_operators_once
+from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 

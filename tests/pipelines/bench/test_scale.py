@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench.scale import TABLE_DIM, bench_scale
-from tests.conftest import read_operators_once
+from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 ITEMS = 800
