@@ -60,7 +60,7 @@ def drill_toy(
     bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
     requests = evaluation_requests(bundle, 500)
     launch = (sys.executable, "-c", SERVER_OF, str(store_ms))
-    # A count needs few requests. Those before a fault ask each question once, to which answers are compared.
+    # A count needs few requests; of few questions most were asked before the fault, to compare answers with.
     brief = replace(SHORT, client_rate=8.0, raw_rate=5.0, questions=8, after_s=2.0, late_s=5.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipelines.drills.crowds.CAPACITY_S", 0.5)
