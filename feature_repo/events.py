@@ -277,10 +277,11 @@ def drop_repeated(events: pd.DataFrame) -> pd.DataFrame:
 
 def lines_bought(data: Dataset, inside: np.ndarray) -> pd.DataFrame:
     """Return the purchases among some of the events, see `merge_lines`, with category and department."""
-    bought = data.events[inside & (data.events["event_type"] == "purchase")]
     columns = ["at", "item_id", "basket_id", "store_id", "price", "discount", "quantity"]
+    events = data.events.loc[inside, [*columns, "event_type"]]
+    bought = events.loc[events["event_type"] == "purchase", columns]
     items = data.items.reindex(columns=["item_id", "category", "department"])
-    return merge_lines(bought[columns]).merge(items, on="item_id", how="left")
+    return merge_lines(bought).merge(items, on="item_id", how="left")
 
 
 def merge_lines(bought: pd.DataFrame) -> pd.DataFrame:

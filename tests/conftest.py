@@ -8,9 +8,7 @@ import asyncio
 import atexit
 import contextlib
 import fcntl
-import functools
 import gc
-import importlib
 import inspect
 import json
 import os
@@ -37,6 +35,7 @@ import numpy as np
 import pytest
 
 from tests.chaos.procs import eventually, free_port, valkey_server
+from tests.operators import read_operators_once
 
 # No assertion on wall time: the first call of a compiled loop takes seconds, and so may a busy machine.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -331,13 +330,6 @@ def broker() -> Iterator[Broker]:
         yield broker
     finally:
         broker.stop()
-
-
-def read_operators_once(patch: pytest.MonkeyPatch) -> None:
-    """Keep what PyTorch reads for each export: the source of a thousand operators, a third of its time."""
-    with contextlib.suppress(ImportError, AttributeError):  # a private module: without it, tests take longer
-        onnxscript_apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
-        patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
 
 
 TOY_EXAMPLES = {"windows": 2, "masks": 2}

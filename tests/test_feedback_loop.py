@@ -15,7 +15,7 @@ from serving.answer.recommender import Recommender
 from serving.release.bundle import load_bundle
 from serving.schemas import Request
 from serving.stores.online_features import MemoryStore, UserRow
-from tests.conftest import read_operators_once
+from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 

@@ -219,7 +219,7 @@ def write_opinion(file: Path, column: int, slope: float) -> None:
 @pytest.fixture(scope="session")
 def few_repeats() -> Iterator[None]:
     """Less work where a test asserts nothing about time: a latency of three calls, operators read once."""
-    from tests.conftest import read_operators_once  # not above: programs of tests import this module
+    from tests.operators import read_operators_once  # not above: programs of tests import this module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("components.ranker.scoring.REPEATS", 3)

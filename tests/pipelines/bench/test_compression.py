@@ -8,6 +8,7 @@ import pytest
 from components.compression.compile_ranker import TORCH
 from components.hyper_parameters import RANKERS
 from pipelines.bench.compression import TrainingLine, bench_compression, whole_ensemble
+from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.slow
 def test_every_ranker_and_every_form_of_the_student_is_on_the_leaderboard(
     toy_line: Path, toy_training_line: TrainingLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read_operators_once(monkeypatch)
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
     monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)  # how good a ranker is does not matter
     # Layers, which are taught, and trees: each ranker is trained in test_train_ranker.py.

@@ -1,45 +1,60 @@
 """Every figure of the feature bench comes from a real run."""
 
-import contextlib
 import json
-import threading
+import shutil
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from feature_repo.events import read_dataset
-from feature_repo.stream.archive import BASE, EVENTS, write_segment
+from feature_repo.stream.kafka import KafkaSettings
 from monitoring.skew import replay
 from pipelines.bench.features import (
     PROBED,
     FeatureBench,
-    _local_broker,
-    _table,
     bench_features,
     fold_rate,
     replayed,
     until_shown,
 )
-from pipelines.bench.load.local_store import local_server
-from pipelines.bench.load.waiting import NotReached, wait_for
+from pipelines.bench.load.waiting import NotReached
 from serving.release.bundle import load_bundle
+from tests.conftest import Broker
+
+
+@pytest.fixture(scope="module")
+def measured(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The figures, in a folder with the files; it also keeps the home as the replay left it."""
+    out = tmp_path_factory.mktemp("features")
+
+    def replay_and_keep(bench: FeatureBench) -> dict[str, Any]:
+        found = replayed(bench)
+        for name in ("offline_store", "prediction_log"):
+            shutil.copytree(bench.home / name, out / name)
+        return found
+
+    events = read_dataset(toy_line / "dataset").events
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.bench.features.replayed", replay_and_keep)
+        return bench_features(toy_line / "evaluated", events, out, seconds=1.0, kills=1), out
 
 
 @pytest.mark.slow
-def test_all_parts_are_measured_and_written(toy_line: Path, tmp_path: Path) -> None:
-    events = read_dataset(toy_line / "dataset").events
-    result = bench_features(toy_line / "evaluated", events, tmp_path, seconds=1.0, kills=1)
-    assert json.loads((tmp_path / "features.json").read_bytes()).keys() == result.keys()
+def test_all_parts_are_measured_and_written(measured: tuple[dict[str, Any], Path]) -> None:
+    result, out = measured
+    assert json.loads((out / "features.json").read_bytes()).keys() == result.keys()
     assert result["online_read"]["reads"] == 200
     assert result["visible"]["probes"] > 0
     assert result["kills"]["equal"] == result["kills"]["kills"] == 1
     assert result["replay"]["equal"] == result["replay"]["compared"] > 100
-    table = (tmp_path / "features.md").read_text()
+    assert result["replay"]["changed_while_asking"] > 0
+    table = (out / "features.md").read_text()
     assert "bit-equal when computed again" in table
 
 
@@ -53,17 +68,10 @@ def test_a_stall_is_charged_to_every_event_that_was_sent_meanwhile() -> None:
 
 
 @pytest.mark.slow
-def test_the_replay_is_proved_by_rows_that_changed_while_asking(toy_line: Path, tmp_path: Path) -> None:
-    loaded = load_bundle(toy_line / "evaluated")
-    events = read_dataset(toy_line / "dataset").events
-    is_before = events["at"] < loaded.manifest["cut"]
-    before, after = events[is_before], events[~is_before]
-    write_segment(tmp_path / "offline_store" / EVENTS, _table(before), BASE)
-    with local_server() as url, _local_broker() as kafka:
-        found = replayed(FeatureBench(tmp_path, url, kafka, before, after, loaded, seconds=1.0, kills=0))
-    assert found["equal"] == found["compared"] > 100
-    assert found["changed_while_asking"] > 0
-    log = tmp_path / "prediction_log"
+def test_the_replay_is_proved_by_rows_that_changed_while_asking(
+    toy_line: Path, measured: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    log = shutil.copytree(measured[1] / "prediction_log", tmp_path / "log")
     for segment in log.glob("*.parquet"):  # as if the row had been read after the events
         answers = pq.read_table(segment)
         frame = answers.select(["user_id", "row_version"]).to_pandas()
@@ -71,7 +79,7 @@ def test_the_replay_is_proved_by_rows_that_changed_while_asking(toy_line: Path, 
         place = answers.schema.get_field_index("row_version")
         column = pa.array(latest, answers.schema.field(place).type, from_pandas=True)
         pq.write_table(answers.set_column(place, answers.schema.field(place), column), segment)
-    wrong = replay(log, tmp_path / "offline_store", loaded.path, 1_000)
+    wrong = replay(log, measured[1] / "offline_store", toy_line / "evaluated", 1_000)
     assert wrong.equal < wrong.compared
 
 
@@ -87,22 +95,23 @@ def test_too_few_lines_after_the_cut_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+# A stream that shows its heartbeat in the file of the first argument and is killed.
+ENDING = """
+import os, signal, sys
+with open(sys.argv[1], "w") as state:
+    state.write('{"events": 0}')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.slow
-def test_a_stream_that_ends_ends_the_bench(toy_line: Path, tmp_path: Path) -> None:
+def test_a_stream_that_ends_ends_the_bench(
+    toy_line: Path, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = [sys.executable, "-c", ENDING, str(tmp_path / "stream.json")]
+    monkeypatch.setattr("pipelines.bench.features.reco", lambda *arguments: ending)
     events = read_dataset(toy_line / "dataset").events
-    with local_server() as url, _local_broker() as kafka:
-        bundle = load_bundle(toy_line / "evaluated")
-        bench = FeatureBench(tmp_path, url, kafka, events[:0], events, bundle, seconds=0.0, kills=0)
-
-        def kill() -> None:
-            wait_for((tmp_path / "stream.json").exists, "the stream's heartbeat")
-            for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):  # a child has just ended
-                    if "stream" in child.cmdline():
-                        child.kill()
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        with pytest.raises(NotReached, match="the stream ended with exit code -9"):
-            fold_rate(bench)
-        killer.join()
+    bundle, kafka = load_bundle(toy_line / "evaluated"), KafkaSettings(bootstrap=broker.bootstrap)
+    bench = FeatureBench(tmp_path, "", kafka, events[:0], events[:100], bundle, seconds=0.0, kills=0)
+    with pytest.raises(NotReached, match="the stream ended with exit code -9"):
+        fold_rate(bench)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench.scale import TABLE_DIM, bench_scale
+from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 ITEMS = 800
@@ -20,8 +21,10 @@ def test_every_step_is_measured_and_every_precision_is_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forks = multiprocessing.get_context("forkserver")  # nine new processes would each import PyTorch
-    forks.set_forkserver_preload(["pipelines.bench.scale"])
+    forks.set_forkserver_preload(["tests.pipelines.bench.quick_steps"])
     monkeypatch.setattr("pipelines.bench.scale.get_context", lambda kind: forks)
+    monkeypatch.setattr("pipelines.bench.scale.CALLS", 20)
+    read_operators_once(monkeypatch)
     results = bench_scale(items=ITEMS, users=400, out_dir=tmp_path)
     steps = {row["step"]: row for row in results["steps"]}
     assert steps["fit_statistics"]["result"]["items"] == ITEMS  # all of them are recommended

@@ -73,12 +73,19 @@ def never_goes_on(shop: Shop) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_case_runs_on_real_endpoints_after_one_that_was_broken_off(toy_line: Path, tmp_path: Path) -> None:
+def test_a_case_runs_on_real_endpoints_after_one_that_was_broken_off(
+    toy_line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.drills.canary_run.BEFORE_S", 1.0)
     bundle = toy_line / "evaluated"
     requests = evaluation_requests(bundle, 200)
     cases = [
         Case("broken-off", "nothing", "", never_goes_on),
-        *(case for case in CASES if case.name == "never-ready"),
+        *(
+            replace(case, pace=replace(case.pace, ready_s=4.0))
+            for case in CASES
+            if case.name == "never-ready"
+        ),
     ]
     result = drill_release(
         bundle, toy_line / "home" / "offline_store", requests, tmp_path, cases, 10.0, 5_000.0
@@ -87,6 +94,6 @@ def test_a_case_runs_on_real_endpoints_after_one_that_was_broken_off(toy_line: P
     assert list(result["cases"]) == ["never-ready"]
     assert not result["passed"]
     case = result["cases"]["never-ready"]
-    assert (case["ended"], case["reason"]) == ("aborted", "stage after 10 s: the slot is not ready")
+    assert (case["ended"], case["reason"]) == ("aborted", "stage after 4 s: the slot is not ready")
     assert (case["largest_weight"], case["failed_at_client"], case["failed_straight"]) == (0, 0, 0)
     assert (tmp_path / "release.md").is_file()

@@ -207,10 +207,13 @@ server.serve_forever()
 @pytest.mark.parametrize(("left", "mb"), [("memory", 250.0), ("pages", 0.0), ("nothing", 0.0)])
 def test_a_leak_is_seen_and_mapped_files_are_none(tmp_path: Path, left: str, mb: float) -> None:
     command = [sys.executable, "-c", LEAVING, left]
-    with started(command, Settings().to_env(), tmp_path / "server.log") as server:
+    with (
+        started(command, Settings().to_env(), tmp_path / "server.log") as server,
+        httpx.Client(trust_env=False) as client,
+    ):
 
         def ask(seconds: float, requests: int, **plan: Any) -> Load:
-            status = [httpx.get(server.ready["http"], trust_env=False).status_code for _ in range(requests)]
+            status = [client.get(server.ready["http"]).status_code for _ in range(requests)]
             zeros = np.zeros(requests)
             return Load(zeros, zeros, zeros, np.array(status), zeros > 0)
 
@@ -234,7 +237,9 @@ def test_arms_are_measured_beside_ours_and_written(
     bundle_id = read_manifest(bundle)["bundle_id"]
     champion = Champion(bundle_id, "1", "m", str(bundle), "", "")
     arms = [arm for arm in ARMS if arm.name in (OURS, UNOPTIMISED)]  # others: test_arm_variants.py
-    effort = replace(QUICK, endurance=60)
+    effort = replace(
+        QUICK, alone_s=0.2, probe_s=0.2, half_s=0.2, overload_s=0.2, lengths_s=0.05, endurance=60
+    )
     result = bench_load(
         home,
         champion,
@@ -242,7 +247,7 @@ def test_arms_are_measured_beside_ours_and_written(
         tmp_path / "out",
         arms,
         effort,
-        goal_ms=60_000.0,  # no real goal: this machine may be busy
+        goal_ms=200.0,  # so low that the search ends soon; nothing is asserted on it
         endurance=True,
         deadline_ms=60_000.0,
     )

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_peers_are_tuned_and_judged_beside_the_served_path(
-    toy_training_line: TrainingLine, tmp_path: Path
+    toy_training_line: TrainingLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)
     peers = {
         "personal": Peer("NumPy", fit_personal, ({"tau_days": 30.0}, {"tau_days": np.inf})),
         "item-kNN": Peer(
