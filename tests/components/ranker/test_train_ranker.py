@@ -206,6 +206,7 @@ def test_the_same_seed_gives_the_same_graph(trained: RankerArtefact, teacher: Pa
 # `torchrun`, whose processes are forks of a Python that has loaded what they need.
 TORCHRUN = """
 import sys
+import torch._dynamo
 from torch.distributed.run import main
 from components.ranker import fitting, train_ranker
 fitting.LEAST_STEPS = 1
