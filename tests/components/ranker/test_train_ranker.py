@@ -203,7 +203,7 @@ def test_the_same_seed_gives_the_same_graph(trained: RankerArtefact, teacher: Pa
     assert trained.id == read_ranker(teacher).id
 
 
-# `torchrun`, whose processes are forks of a Python that has loaded what they need.
+# `torchrun`, whose processes are forks: what takes seconds to load is loaded once.
 TORCHRUN = """
 import sys
 import torch._dynamo
