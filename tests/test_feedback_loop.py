@@ -1,4 +1,4 @@
-"""Ten retrainings on purchases from shown lists: candidates stay as many."""
+"""Eight retrainings on purchases from shown lists: candidates stay as many."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.operators import read_operators_once
 
 pytestmark = pytest.mark.slow
 
-USERS, ITEMS, WEEKS, CYCLES, K = 40, 240, 10, 10, 5
+USERS, ITEMS, WEEKS, CYCLES, K = 40, 240, 10, 8, 5
 WEEK = pd.Timedelta(weeks=1)
 # So few candidates that not every item is one for every request.
 TREES = {"gradient_boosting": {"size": {"trees": 40, "leaves": 15}}}
@@ -45,7 +45,7 @@ def retrain(folder: Path, events: pd.DataFrame, cut: pd.Timestamp) -> Recommende
     fit_statistics(data, statistics, at)
     materialize_features(data, statistics, folder / "features", at)
     build_examples(data, statistics, examples, at, {"windows": 1, "masks": 1})
-    train_retriever(examples, statistics, folder / "retriever", {"epochs": 2})
+    train_retriever(examples, statistics, folder / "retriever", {"epochs": 2, "batch_size": 64})
     train_ranker(examples, statistics, folder / "ranker", "gradient_boosting", TREES)
     (folder / "ranker" / ENGINES).write_text("{}")
     export_retriever(folder / "retriever", examples, folder / "graphs")
@@ -101,7 +101,7 @@ def week_of(
     return events.assign(event_type="purchase", quantity=1, price=price, discount=0.0), candidates, shown
 
 
-def test_ten_retrainings_keep_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_retrainings_keep_the_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most a fifth is lost. Shoppers that buy favourites and shown items alone would lose a quarter."""
     monkeypatch.setattr("components.ranker.scoring.REPEATS", 3)  # no latency matters here
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # LightGBM's threads would wait for each other

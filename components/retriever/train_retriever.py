@@ -77,10 +77,10 @@ def _loss(
     negatives = rng.choice(items, min(settings.negatives, items), replace=False) + 1
     history = data.history[rows].astype(np.int64)
     # Only the items that this batch names go through the towers; the optimiser still visits every row.
-    named, places = np.unique(
-        np.concatenate([[0], *(part.ravel() for part in (history, basket, targets, negatives))]),
-        return_inverse=True,
-    )
+    every = np.concatenate([[0], *(part.ravel() for part in (history, basket, targets, negatives))])
+    is_named = np.zeros(items + 1, bool)
+    is_named[every] = True
+    named, places = np.flatnonzero(is_named), (np.cumsum(is_named) - 1)[every]
     sizes = np.cumsum([1, history.size, basket.size, targets.size])
     _, past, now, target, other = (torch.from_numpy(part) for part in np.split(places, sizes))
     codes = torch.from_numpy(named)

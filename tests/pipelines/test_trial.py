@@ -1,4 +1,4 @@
-"""A trial that is broken, or of other code, is built again; the build itself is in cli/test_ask.py."""
+"""A trial that is broken, or of other code, is built again; the build itself is in docs/test_tutorial.py."""
 
 from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from components.compression.quantize_ranker import (
 )
 from components.compression.table_quantization import quantize_tables
 from components.data.examples import RankerExamples, read_ranker_examples, write_arrays, write_manifest
-from components.hyper_parameters import QuantizeParams
+from components.hyper_parameters import QuantizeParams, RankerParams
+from components.models.dlrm import Dlrm
 from components.ranker.certificate import certify, check, check_chain
 from components.ranker.distill_ranker import TAUGHT
 from components.ranker.export_ranker import export_ranker
+from components.ranker.fitting import fit, sample_rows
 from components.ranker.ranker_artefact import GRAPH, RankerArtefact, begin_ranker, finish_ranker, read_ranker
 from components.ranker.scoring import OnnxRanker, logit
-from components.ranker.train_ranker import load_ranker, train_ranker
+from components.ranker.train_ranker import shape_of
 from feature_repo.schema import DENSE_NAMES
 
 EXACT = 1e-6
@@ -150,32 +153,40 @@ def test_the_table_tells_of_every_variant(variants: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def fragile(shop: Path, few_repeats: None) -> Path:
+def few_steps(student: Path) -> Iterator[None]:
+    """As many epochs as asked, after what all tests share was trained as usual."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fragile(shop: Path, teacher: Path, few_repeats: None, few_steps: None) -> Path:
     """A ranker whose tables four bits cannot hold: examples/, and ranker/ that was trained on them.
 
     What is bought is said by the type alone. The unknown code, which no candidate has, has rows so large
     that four bits leave next to nothing of the others: in float32 they have no effect.
     """
-    root = shop / "fragile"
+    root, like = shop / "fragile", read_ranker(teacher)
     for part in ("train", "calibration"):
         data = read_ranker_examples(shop / "examples", part)
         write_arrays(root / "examples" / f"ranker_{part}", said_by_the_type(data))
     write_manifest(root / "examples", params={})
-    params = {"dlrm": {"size": {"hidden": 32}, "epochs": 6, "batch_size": 16, "learning_rate": 0.01}}
-    train_ranker(root / "examples", shop / "statistics", root / "trained", "dlrm", params)
-    trained = read_ranker(root / "trained")
-    model = load_ranker(trained)
+    train, held_out = (read_ranker_examples(root / "examples", part) for part in ("train", "calibration"))
+    torch.manual_seed(0)
+    model = Dlrm(shape_of(like), **like.manifest["size"])
+    model.fit_scale(sample_rows(train))
+    fit(model, train, RankerParams(epochs=4, batch_size=16, learning_rate=0.01))
+    model.eval()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Embedding):
                 module.weight[0] = 28 * module.weight[1:].std()
     begin_ranker(root / "ranker")
-    held_out = read_ranker_examples(root / "examples", "calibration")
     certificate = export_ranker(model, root / "ranker", held_out)
     assert certificate["ndcg_at_10"]["child"] > 0.9
-    fields = {name: value for name, value in trained.manifest.items() if name not in ("kind", "id")}
+    fields = {name: value for name, value in like.manifest.items() if name not in ("kind", "id")}
     finish_ranker(root / "ranker", [certificate], **fields)
-    train = read_ranker_examples(root / "examples", "train")
     np.save(root / "ranker" / TAUGHT, logit(OnnxRanker(root / "ranker" / GRAPH).scores(train)))
     return root
 
@@ -235,11 +246,8 @@ def test_tables_that_rounding_ruins_are_tuned(fragile: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("some_variants")
-def test_a_tuning_that_diverges_leaves_the_rounded_ranker(
-    fragile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tuning_that_diverges_leaves_the_rounded_ranker(fragile: Path, tmp_path: Path) -> None:
     """The other variants still serve: a release does not end because one of them cannot be tuned."""
-    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     wild = {**TUNING, "learning_rate": 1e30, "tune_epochs": 1}
     quantize_ranker(fragile / "examples", fragile / "ranker", tmp_path / "variants", wild)
     row = table_of(tmp_path / "variants")["int4"]
@@ -258,10 +266,9 @@ def test_without_tuning_epochs_only_rounding_is_left(fragile: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(("name", "atol"), [("int4", 5e-3), ("int4_weights", 1e-3), ("int8_weights", 1e-3)])
 def test_tables_and_weights_are_rounded_in_training_as_they_are_stored(
-    fragile: Path, tmp_path: Path, name: str, atol: float, monkeypatch: pytest.MonkeyPatch
+    fragile: Path, tmp_path: Path, name: str, atol: float
 ) -> None:
     """Tuned numbers lie on the grid of the rounding: rounding them again changes nothing."""
-    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     train, held_out = (read_ranker_examples(fragile / "examples", part) for part in ("train", "calibration"))
     parent, settings = read_ranker(fragile / "ranker"), QuantizeParams(**{**TUNING, "tune_epochs": 1})  # type: ignore[arg-type]
     tuned = tune(parent, VARIANTS[name], tmp_path / "tuned", train, held_out, settings)

@@ -1,19 +1,14 @@
-"""Commands that answer and explain, on a small champion."""
+"""Commands that answer and explain, on a small champion; `reco try` is in tests/docs/test_tutorial.py."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines.trial import EXPECTED
 from serving.client.client import read_best_sellers
 from serving.release.champion import read_champion
 from tests.pipelines.cli.conftest import answered, reco
-from tests.programs import environment
 
-ROOT = Path(__file__).parents[3]
 AT = "2017-12-05T18:30:00Z"
 
 
@@ -149,27 +144,6 @@ def test_the_best_sellers_leave_out_banned_items(shop: Path, tmp_path: Path) -> 
         rules.unlink()
     assert (done.exit_code, done.stdout) == (0, f"119 best sellers written to {file}\n")
     assert read_best_sellers(file)[:2] == ["1000001", "1000002"]
-
-
-@pytest.mark.slow
-def test_a_trial_shows_the_right_answer_and_is_no_champion(tmp_path: Path) -> None:
-    found = answered(reco(tmp_path, "try", "--output", "json"))
-    first = found["answer"]["items"][0]
-    assert (first["item_id"], first["name"], first["reason_code"]) == (EXPECTED, "rolls", "bought_before")
-    assert found["answer"]["rung"] == "full"
-    assert {path.name for path in tmp_path.iterdir()} == {"trial", "trial.lock"}
-    # From a shell, as a newcomer calls it; the second call builds nothing.
-    again = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "--home", tmp_path, "try"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert again.stderr == ""
-    assert f"1  {EXPECTED}  rolls" in again.stdout
-    assert f"reco --home {tmp_path} run " in again.stdout
 
 
 def test_no_best_sellers_are_written_while_the_facts_cannot_be_read(
