@@ -1,4 +1,4 @@
-"""What PyTorch makes for each export, kept. A program of a test imports it without the conditions of `conftest`."""
+"""What PyTorch makes for each export, kept: apart from `conftest`, which would guard a fork server."""
 
 import contextlib
 import functools
