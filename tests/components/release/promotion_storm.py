@@ -21,7 +21,7 @@ from typing import Any
 import mlflow.store.db.utils
 import mlflow.store.model_registry.sqlalchemy_workspace_store
 import mlflow.store.tracking.sqlalchemy_workspace_store
-import mlflow.tracking  # noqa: F401
+import mlflow.tracking
 import sqlalchemy.dialects.sqlite  # noqa: F401
 
 from components.home import Conflict, default_tracking_uri
