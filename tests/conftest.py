@@ -265,8 +265,12 @@ def toy_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new MLflow database takes seconds of migrations: made once for all workers, copied for each test."""
+    from mlflow.store.db import utils
+
     from components.release.registry import Registry
 
+    # For each database it runs the files of all revisions to find the newest one.
+    utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
     with of_all_workers(tmp_path_factory, "migrated") as place:
         if not (place / "done").exists():
             place.mkdir(exist_ok=True)

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from components.data.examples import RankerExamples, write_arrays, write_manifest
 from components.ranker.certificate import certify
 from components.ranker.ranker_artefact import CERTIFICATES, GRAPH, graph_id
+from components.release.promote_bundle import promote_bundle
+from components.release.register_bundle import register_bundle
 from components.release.registry import Registry
 from feature_repo.schema import BASKET_LENGTH, DENSE_NAMES, HISTORY_LENGTH
 from feature_repo.statistics import write_statistics
@@ -40,12 +44,43 @@ def whole_events(lines: pd.DataFrame, **given: Any) -> pd.DataFrame:
     return lines.assign(**missing | given)
 
 
+@pytest.fixture(scope="session")
+def promoted(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Homes with so many champions, each better than the one before; read-only."""
+    root = tmp_path_factory.mktemp("promoted")
+    dataset = write_dataset(root)
+
+    @cache
+    def make(count: int) -> Path:
+        home = root / str(count)
+        if not count:
+            home.mkdir()
+            shutil.copyfile(migrated, home / "mlflow.db")
+            return home
+        shutil.copytree(make(count - 1), home)
+        uri, bundle = f"sqlite:///{home / 'mlflow.db'}", make_evaluated(root, f"b{count}", 0.15 + count / 100)
+        register_bundle(bundle, uri, "recommender")
+        promote_bundle("challenger", [dataset], uri, "recommender", str(home), examine=as_planned)
+        return home
+
+    return make
+
+
+def champions(count: int) -> pytest.MarkDecorator:
+    """Let a test begin with a home with so many champions."""
+    return pytest.mark.parametrize("home", [count], indirect=True)
+
+
 @pytest.fixture
-def home(migrated: Path, tmp_path: Path) -> Path:
-    home = tmp_path / "state"
-    home.mkdir()
-    shutil.copyfile(migrated, home / "mlflow.db")
-    return home
+def home(
+    promoted: Callable[[int], Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    # MLflow remembers where the files of a run lie, and a run is in several of these homes.
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._artifact_repos_cache", OrderedDict())
+    return Path(shutil.copytree(promoted(getattr(request, "param", 0)), tmp_path / "state"))
 
 
 @pytest.fixture
@@ -61,43 +96,48 @@ def registry(uri: str) -> Registry:
 @pytest.fixture
 def evaluated(tmp_path: Path) -> Callable[..., Path]:
     """Make a sealed bundle with an evaluation and empty models."""
+    return partial(make_evaluated, tmp_path)
 
-    def make(
-        name: str,
-        ndcg: float = 0.16,
-        window: str = "w1",
-        cut: str = "2017-11-27T05:00:00Z",
-        **evaluation: Any,
-    ) -> Path:
-        path = tmp_path / "made" / name
-        for file in REQUIRED:
-            (path / file).parent.mkdir(parents=True, exist_ok=True)
-            (path / file).write_text(name)
-        write_golden(path, [GoldenRequest({"basket": ["i01"], "user_id": "u1", "k": 5}, None)])
-        proven = [certificate_of(graph_id(path / GRAPH))]
-        (path / CERTIFICATES).write_text(json.dumps(proven))
-        results = {
-            "test_window": {"hash": window, "data_hash": "d1"},
-            "baskets": 8_000,
-            "served": {"ndcg_at_10": ndcg, "recall_at_20": 0.29, "interval": {"ndcg_at_10": [0.1, 0.2]}},
-            "baselines": {"blend": {"ndcg_at_10": 0.13}, "two_tower": {"ndcg_at_10": 0.07}},
-            "index": {"recall": 1.0},
-            **evaluation,
-        }
-        (path / "evaluation.json").write_text(json.dumps(results))
-        settings = RankingSettings(Quotas(), 0.95)
-        seal_bundle(path, cut=cut, settings=settings, made_from={"data_hash": "d1", "params": {}})
-        return path
 
-    return make
+def make_evaluated(
+    folder: Path,
+    name: str,
+    ndcg: float = 0.16,
+    window: str = "w1",
+    cut: str = "2017-11-27T05:00:00Z",
+    **evaluation: Any,
+) -> Path:
+    path = folder / "made" / name
+    for file in REQUIRED:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_text(name)
+    write_golden(path, [GoldenRequest({"basket": ["i01"], "user_id": "u1", "k": 5}, None)])
+    proven = [certificate_of(graph_id(path / GRAPH))]
+    (path / CERTIFICATES).write_text(json.dumps(proven))
+    results = {
+        "test_window": {"hash": window, "data_hash": "d1"},
+        "baskets": 8_000,
+        "served": {"ndcg_at_10": ndcg, "recall_at_20": 0.29, "interval": {"ndcg_at_10": [0.1, 0.2]}},
+        "baselines": {"blend": {"ndcg_at_10": 0.13}, "two_tower": {"ndcg_at_10": 0.07}},
+        "index": {"recall": 1.0},
+        **evaluation,
+    }
+    (path / "evaluation.json").write_text(json.dumps(results))
+    settings = RankingSettings(Quotas(), 0.95)
+    seal_bundle(path, cut=cut, settings=settings, made_from={"data_hash": "d1", "params": {}})
+    return path
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path)
+
+
+def write_dataset(folder: Path) -> Path:
     """What the gate sees of a data set before it is measured on: its hash."""
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "manifest.json").write_text('{"data_hash": "d1"}')
-    return tmp_path / "dataset"
+    (folder / "dataset").mkdir()
+    (folder / "dataset" / "manifest.json").write_text('{"data_hash": "d1"}')
+    return folder / "dataset"
 
 
 def as_planned(challenger: Path, champion: Path | None, dataset: Path, sample: int) -> dict[str, Any]:
@@ -116,6 +156,7 @@ def as_planned(challenger: Path, champion: Path | None, dataset: Path, sample: i
     return measured
 
 
+@cache
 def certificate_of(graph: str) -> dict[str, Any]:
     """A certificate of a graph that says exactly what its parent says."""
     lists = planted_lists(5, 6, seed=0, always=True)

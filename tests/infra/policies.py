@@ -82,19 +82,26 @@ def service_ports(slot: Document) -> set[int]:
 # ------------------------------------------------------------------------------------------------- rules
 def schemas(documents: Documents) -> Iterator[str]:
     for document in documents:
-        schema = schema_of(f"{document['apiVersion']} {document['kind']}")
-        if schema is not None:
-            for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
-                yield f"{name_of(document)}: {error.json_path}: {error.message[:200]}"
-        for error in wrong_values(document):
-            yield f"{name_of(document)}: {error}"
-        if schema is not None and document["kind"] != "InferenceService":
-            continue
-        built_in = document if schema is None else as_deployment(document)
-        try:
-            kubernetes_validate.validate(built_in, KUBERNETES, strict=True)
-        except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
-            yield f"{name_of(document)}: {str(error)[:300]}"
+        yield from _faults(json.dumps(document))
+
+
+@cache  # most documents are alike in all tests
+def _faults(text: str) -> list[str]:
+    document = json.loads(text)
+    name, schema = name_of(document), schema_of(f"{document['apiVersion']} {document['kind']}")
+    found = []
+    if schema is not None:
+        errors = jsonschema.Draft202012Validator(schema).iter_errors(document)
+        found = [f"{name}: {error.json_path}: {error.message[:200]}" for error in errors]
+    found += [f"{name}: {error}" for error in wrong_values(document)]
+    if schema is not None and document["kind"] != "InferenceService":
+        return found
+    built_in = document if schema is None else as_deployment(document)
+    try:
+        kubernetes_validate.validate(built_in, KUBERNETES, strict=True)
+    except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
+        found.append(f"{name}: {str(error)[:300]}")
+    return found
 
 
 def slots(documents: Documents) -> Iterator[str]:

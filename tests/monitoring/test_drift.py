@@ -65,7 +65,7 @@ def status(verdict: DriftVerdict, column: str) -> str:
     return verdict.column(column).status
 
 
-def test_the_same_distribution_in_200_windows_raises_no_alarm() -> None:
+def test_the_same_distribution_in_100_windows_raises_no_alarm() -> None:
     rng = np.random.default_rng(0)
 
     def window(baskets: int) -> pd.DataFrame:
@@ -82,9 +82,9 @@ def test_the_same_distribution_in_200_windows_raises_no_alarm() -> None:
         )
 
     reference = window(3_000)
-    found = [check_drift(window(LEAST_UNITS + 100), reference, "basket_id").status for _ in range(200)]
-    assert found.count("drifted") <= 1
-    assert found.count("ok") >= 190
+    found = [check_drift(window(LEAST_UNITS + 100), reference, "basket_id").status for _ in range(100)]
+    assert "drifted" not in found
+    assert found.count("ok") >= 95
 
 
 def test_a_number_that_never_changed_sends_no_page() -> None:

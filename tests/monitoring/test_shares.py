@@ -63,20 +63,16 @@ def test_one_share_that_grows_is_seen_in_one_window_and_no_other(reference: pd.D
 
 
 @pytest.mark.slow
-def test_200_windows_without_a_change_raise_at_most_one_alarm(reference: pd.DataFrame) -> None:
+def test_100_windows_without_a_change_raise_no_alarm(reference: pd.DataFrame) -> None:
     rng = np.random.default_rng(3)
     unit, of_week = reference["basket_id"].to_numpy(), reference["week"].to_numpy()
     first = ~reference["basket_id"].duplicated().to_numpy()
-    alarms = 0
-    for _ in range(200):
+    for _ in range(100):
         window = week(0, rng)
         lines = encode(window["department"], reference["department"])
         stores = encode(window.drop_duplicates("basket_id")["store_id"], reference["store_id"][first])
-        alarms += bool(
-            changed_shares(lines, unit, of_week, BASKETS)
-            or changed_shares(stores, unit[first], of_week[first], BASKETS)
-        )
-    assert alarms <= 1
+        assert not changed_shares(lines, unit, of_week, BASKETS)
+        assert not changed_shares(stores, unit[first], of_week[first], BASKETS)
 
 
 def test_a_share_that_moves_each_week_needs_a_larger_change(reference: pd.DataFrame) -> None:

@@ -24,7 +24,7 @@ from serving.errors import NoChampion
 from serving.release.bundle import SIGNATURE_FILES
 from serving.release.champion import read_champion, write_champion
 from serving.release.signatures import SignatureInvalid, check_signed
-from tests.components.conftest import as_planned
+from tests.components.conftest import as_planned, champions
 from tests.serving.signed import write_keys
 
 pytestmark = pytest.mark.slow
@@ -48,12 +48,6 @@ class World:
     def promote(self, version: str = "challenger", **options: Any) -> dict[str, Any]:
         options = {"datasets": [self.dataset], "examine": as_planned, **options}
         return promote_bundle(version, tracking_uri=self.uri, model_name=NAME, home=str(self.home), **options)
-
-    def promote_all(self, count: int) -> None:
-        """Promote so many versions, each better than the one before."""
-        for number in range(count):
-            self.register(f"b{number}", 0.16 + number / 100)
-            self.promote()
 
     def rollback(self, **options: Any) -> dict[str, Any]:
         return rollback(self.uri, NAME, str(self.home), **options)
@@ -177,8 +171,8 @@ def test_a_champion_that_cannot_be_read_is_replaced_only_on_purpose(world: World
     assert world.promote(examine=examine, params={"over_champion": 0.0})["changed"]
 
 
+@champions(3)
 def test_rollback_walks_back_one_promotion_at_a_time(world: World) -> None:
-    world.promote_all(3)
     assert world.rollback(dry_run=True)["changed"] is False
     assert world.registry.alias("champion") == "3"
     assert world.rollback()["version"] == "2"
@@ -191,8 +185,8 @@ def test_rollback_walks_back_one_promotion_at_a_time(world: World) -> None:
     assert len(world.registry.history()) == 7
 
 
+@champions(3)
 def test_a_rollback_that_was_killed_before_the_pointer_is_completed_and_goes_no_further(world: World) -> None:
-    world.promote_all(3)
     third = read_champion(world.home)
     world.rollback()
     write_champion(world.home, third)
@@ -205,17 +199,17 @@ def test_a_rollback_that_was_killed_before_the_pointer_is_completed_and_goes_no_
     assert world.rollback()["version"] == "1"
 
 
+@champions(3)
 def test_a_rollback_after_that_of_another_home_goes_one_further(world: World, tmp_path: Path) -> None:
-    world.promote_all(3)
     (tmp_path / "laptop").mkdir()
     assert rollback(world.uri, NAME, str(tmp_path / "laptop"))["version"] == "2"
     assert world.rollback()["version"] == "1"
 
 
+@champions(3)
 def test_a_rollback_after_a_promotion_in_another_registry_goes_one_further(
     world: World, tmp_path: Path, migrated: Path
 ) -> None:
-    world.promote_all(3)
     assert world.rollback()["version"] == "2"
     other = f"sqlite:///{shutil.copyfile(migrated, tmp_path / 'another.db')}"
     register_bundle(world.evaluated("other"), other, NAME)
@@ -225,11 +219,11 @@ def test_a_rollback_after_a_promotion_in_another_registry_goes_one_further(
 
 
 @pytest.mark.parametrize("promoted_at", ["2999-01-01T00:00:00Z", 5])
+@champions(3)
 def test_a_rollback_after_a_registry_with_the_same_bundles_moved_the_pointer_goes_one_further(
     world: World, promoted_at: Any
 ) -> None:
     """That registry's champion is an earlier one of this one, but it came after the way back had ended."""
-    world.promote_all(3)
     third = read_champion(world.home)
     assert world.rollback()["version"] == "2"
     write_champion(world.home, replace(third, promoted_at=promoted_at))
@@ -260,9 +254,9 @@ def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(world: World) -
     assert world.rollback()["version"] == "1"
 
 
+@champions(2)
 def test_an_alias_moved_back_by_hand_loses_no_line(world: World) -> None:
     """The alias names the version before, as if the last promotion had been stopped."""
-    world.promote_all(2)
     world.registry.point("champion", "1")
     with pytest.raises(Conflict, match="names version 1, promoted was 2"):
         world.promote("1")
@@ -275,10 +269,10 @@ def test_an_alias_moved_back_by_hand_loses_no_line(world: World) -> None:
 @pytest.mark.parametrize(
     ("deleted", "back_to", "then"), [((), "3", "2"), (("3",), "2", "1"), (("2", "3"), "1", "")]
 )
+@champions(3)
 def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
     world: World, deleted: Sequence[str], back_to: str, then: str
 ) -> None:
-    world.promote_all(3)
     world.register("b3", 0.19)
     for version in deleted:
         world.registry._client.delete_model_version(NAME, version)
@@ -298,8 +292,8 @@ def test_a_removed_alias_returns_to_the_newest_version_that_is_left(
             world.rollback()
 
 
+@champions(2)
 def test_when_all_promoted_versions_are_deleted_the_next_promotion_is_a_first_one(world: World) -> None:
-    world.promote_all(2)
     for version in ("2", "1"):
         world.registry._client.delete_model_version(NAME, version)
     world.register("three", 0.18)
@@ -314,9 +308,9 @@ def test_when_all_promoted_versions_are_deleted_the_next_promotion_is_a_first_on
     assert read_champion(world.home).version == world.registry.alias("champion") == "3"
 
 
+@champions(3)
 def test_the_champion_itself_is_no_way_back(world: World) -> None:
     """1, 2, 3 and 2 again were promoted, and 3 is deleted: before 2 came 1."""
-    world.promote_all(3)
     world.promote("2", params={"over_champion": 0.0})
     world.registry._client.delete_model_version(NAME, "3")
     assert world.rollback()["version"] == "1"
@@ -342,8 +336,8 @@ def test_an_alias_set_by_hand_before_any_promotion_is_removed(world: World) -> N
     assert world.promote("1")["changed"]
 
 
+@champions(2)
 def test_another_bundle_under_a_promoted_number_is_a_conflict(world: World) -> None:
-    world.promote_all(2)
     world.registry._client.set_model_version_tag(NAME, "1", "bundle_id", "f" * 16)
     with pytest.raises(Conflict, match="version 1 is bundle 'f"):
         world.rollback()
@@ -358,8 +352,8 @@ def test_another_bundle_under_a_promoted_number_is_a_conflict(world: World) -> N
     assert read_champion(world.home) == champion
 
 
+@champions(3)
 def test_a_broken_history_stops_promotion_and_rollback(world: World) -> None:
-    world.promote_all(3)
     tags = world.registry._client.get_registered_model(NAME).tags
     world.registry._client.set_registered_model_tag(NAME, "promotion.000002", tags["promotion.000001"])
     for act in (lambda: world.promote("1"), lambda: world.rollback()):
@@ -368,8 +362,8 @@ def test_a_broken_history_stops_promotion_and_rollback(world: World) -> None:
     assert read_champion(world.home).version == "3"
 
 
+@champions(2)
 def test_rollback_to_a_deleted_version_says_so(world: World) -> None:
-    world.promote_all(2)
     world.registry._client.delete_model_version(NAME, "1")
     with pytest.raises(NoChampion, match="version 1 was deleted"):
         world.rollback()
@@ -396,11 +390,10 @@ STATIONS = [  # before each, the one above it is done
     STATIONS,
     ids=[f"{name} {'after' if d else 'before'}" for _, name, d in STATIONS],
 )
+@champions(1)
 def test_a_stop_anywhere_leaves_old_or_new_and_the_next_try_completes(
     world: World, owner: Any, name: str, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.register("one", 0.16)
-    world.promote()
     world.register("two", 0.17)
     real = getattr(owner, name)
 
@@ -452,13 +445,13 @@ def test_a_champion_that_moved_while_the_gate_compared_is_a_conflict(
 
 def line_of_another_home(world: World) -> Promotion:
     """Register versions 2 and 3 beside champion 1; return the line by which another home promotes 3."""
-    world.promote_all(1)
     for name, quality in (("two", 0.17), ("three", 0.18)):
         world.register(name, quality)
     bundle_id = world.registry.version("3").bundle_id
     return next_line(world.registry.history(), "promote", "3", bundle_id, "1", "")
 
 
+@champions(1)
 def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other home writes its intent over this one's, and moves the alias after it."""
     other, point = line_of_another_home(world), Registry.point
@@ -479,6 +472,7 @@ def test_two_homes_that_promote_at_once_block_neither(world: World, monkeypatch:
     assert world.rollback()["version"] == "1"
 
 
+@champions(1)
 def test_a_home_that_moves_the_alias_after_another_one_gives_it_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,10 +493,10 @@ def test_a_home_that_moves_the_alias_after_another_one_gives_it_back(
     assert actions(world.registry) == [("promote", "", "1"), ("promote", "1", "3")]
 
 
+@champions(1)
 def test_a_line_stays_when_another_home_writes_its_intent_before_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.promote_all(1)
     world.register("two", 0.17)
     other = next_line(world.registry.history(), "promote", "3", "b3", "1", "")
 
@@ -577,9 +571,9 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
         world.promote("4", trusted_keys=trusted)
 
 
+@champions(1)
 def test_a_damaged_champion_is_no_fault_of_the_challengers_signature(world: World, tmp_path: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
-    world.promote_all(1)
     for folder in ("bundles", "mlflow"):
         [file] = (world.home / folder).rglob("index.faiss")
         file.write_text("flipped")
@@ -601,11 +595,11 @@ def test_refused_signatures_do_not_replace_those_of_the_local_copy(world: World,
         assert check_signed(signed, public.parent).key == public
 
 
+@champions(1)
 def test_a_champion_that_is_signed_later_gets_its_signatures_by_another_promotion(
     world: World, tmp_path: Path
 ) -> None:
     key, public = write_keys(tmp_path, "ours")
-    world.promote_all(1)
     champion = read_champion(world.home).bundle(world.home)
     world.sign("1", key)
     world.promote("champion", trusted_keys=public.parent, dry_run=True)
@@ -614,9 +608,9 @@ def test_a_champion_that_is_signed_later_gets_its_signatures_by_another_promotio
     assert check_signed(champion, public.parent).key == public
 
 
+@champions(2)
 def test_a_way_back_that_was_signed_elsewhere_needs_no_key(world: World, tmp_path: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
-    world.promote_all(2)
     for day, version in enumerate(("1", "2"), 1):
         world.sign(version, key, datetime(2026, 11, day, tzinfo=UTC))
         renew_signatures(world.registry, world.home, world.registry.version(version), public.parent)
@@ -627,9 +621,9 @@ def test_a_way_back_that_was_signed_elsewhere_needs_no_key(world: World, tmp_pat
     assert check_signed(read_champion(world.home).bundle(world.home), public.parent).at.day == 3
 
 
+@champions(2)
 def test_a_revoked_bundle_gets_no_signature_on_the_way_back(world: World, tmp_path: Path) -> None:
     key, public = write_keys(tmp_path, "ours")
-    world.promote_all(2)
     first = world.registry.version("1")
     (public.parent / "revoked.txt").write_text(f"{first.bundle_id}\n")
     with pytest.raises(SignatureInvalid, match="is revoked by"):

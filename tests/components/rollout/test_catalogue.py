@@ -20,7 +20,7 @@ from components.rollout.plan import Release
 from serving.errors import NoChampion
 from serving.release.champion import read_champion
 from serving.release.signatures import check_signed
-from tests.components.conftest import as_planned
+from tests.components.conftest import as_planned, champions
 from tests.components.rollout.toy_cluster import RECORD, Killed
 from tests.serving.signed import write_keys
 
@@ -101,20 +101,15 @@ def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(
 
 @pytest.mark.parametrize("stop", ["write_head", "write_champion"])
 @pytest.mark.parametrize("is_rollback", [True, False])
+@champions(3)
 def test_a_way_back_that_was_killed_after_the_alias_moved_is_completed(
     catalogue: ModelCatalogue,
-    evaluated: Callable[..., Path],
     registry: Registry,
     home: Path,
-    uri: str,
     monkeypatch: pytest.MonkeyPatch,
     stop: str,
     is_rollback: bool,
 ) -> None:
-    for name, quality in (("one", 0.16), ("two", 0.17), ("three", 0.18)):
-        register_bundle(evaluated(name, quality), uri, "recommender")
-        catalogue.seal(record_of(catalogue))
-
     def go_back() -> None:
         if is_rollback:
             catalogue.seal(replace(record_of(catalogue, "2"), kind="rollback"))

@@ -6,6 +6,7 @@ A slot counts answers as a gateway would send them: by the route's weights and i
 import copy
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,13 @@ class Direct(httpx.Client):
     def request(self, method: str, url: Any, **options: Any) -> httpx.Response:
         for name in ("auth", "follow_redirects", "timeout"):
             options.pop(name, None)
-        return self._answer(httpx.Request(method, f"http://api{url}" if url[0] == "/" else url, **options))
+        whole = parsed(url, *(options.pop("params", None) or {}).items())
+        return self._answer(httpx.Request(method, whole, **options))
+
+
+@cache
+def parsed(url: str, *params: tuple[str, str]) -> httpx.URL:
+    return httpx.URL(f"http://api{url}" if url[0] == "/" else url, **({"params": params} if params else {}))
 
 
 class ToyCatalogue:
@@ -122,6 +129,7 @@ class ToyCluster:
     def __init__(self, folder: Path) -> None:
         self.now, self.objects = 1_000.0, Objects()
         self.writes, self.kill_after = 0, 0
+        self.wrote: Callable[[], None] = lambda: None  # called after each write
         self.errors = self.less = self.slow = 0.0
         self.no_metrics: set[str] = set()
         self.refuses_callers = False  # the gateway's 401
@@ -226,6 +234,7 @@ class ToyCluster:
 
     def _wrote(self) -> None:
         self.writes += 1
+        self.wrote()
         if self.writes == self.kill_after:
             raise Killed
 
