@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import contextlib
 import fcntl
+import functools
 import gc
 import inspect
 import json
