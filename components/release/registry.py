@@ -268,9 +268,7 @@ class Registry:
 
     def complete(self, line: Promotion | None = None) -> None:
         """Add a line to the history, by default the intent if its alias moved; forget the intent."""
-        tags, aliases = self._state()
-        history, text = read_history(tags, aliases.get(CHAMPION)), tags.get(INTENT_TAG)
-        intent = None if text is None else read_line(text)
+        history, intent = self.history(), self.intent()
         if line is None and intent in history[-1:]:
             line = intent
         with _reached(self.tracking_uri):
