@@ -1,6 +1,7 @@
 """A small bundle with graphs of known arithmetic, an online store in Feast's layout, a running endpoint."""
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import math
@@ -325,23 +326,31 @@ def start(bundle: Path | None, settings: Settings, timeout_s: float = 120) -> Ru
     return Running(process, ready[0]["http"], ready[0]["grpc"], ready[0], settings, lines, reader)
 
 
-@pytest.fixture(scope="session")
-def start_endpoint() -> Iterator[StartEndpoint]:
-    """Start endpoints that end with the session, by their process id."""
+@contextlib.contextmanager
+def starting() -> Iterator[StartEndpoint]:
+    """Start endpoints that end with the block, by their process id."""
     started: list[Running] = []
 
     def begin(bundle: Path | None, settings: Settings) -> Running:
         started.append(start(bundle, settings))
         return started[-1]
 
-    yield begin
-    for running in started:
-        if running.process.poll() is None:
-            running.process.kill()  # its children end, too
-        running.process.wait()
-        running.reader.join()
-        if running.process.stderr:
-            running.process.stderr.close()
+    try:
+        yield begin
+    finally:
+        for running in started:
+            if running.process.poll() is None:
+                running.process.kill()  # its children end, too
+            running.process.wait()
+            running.reader.join()
+            if running.process.stderr:
+                running.process.stderr.close()
+
+
+@pytest.fixture
+def start_endpoint() -> Iterator[StartEndpoint]:
+    with starting() as begin:
+        yield begin
 
 
 @pytest.fixture
@@ -363,13 +372,12 @@ def start_toy(
 
 
 @pytest.fixture(scope="session")
-def endpoint(
-    toy_bundle: Path, toy_store: str, start_endpoint: StartEndpoint, tmp_path_factory: pytest.TempPathFactory
-) -> Running:
+def endpoint(toy_bundle: Path, toy_store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One endpoint for all tests that only send requests; its deadline is long, this machine is busy."""
     home = tmp_path_factory.mktemp("home")
     settings = Settings(home=home, store_url=toy_store, deadline_ms=30_000.0, log_segment_s=0.5)
-    return start_endpoint(toy_bundle, settings)
+    with starting() as begin:
+        yield begin(toy_bundle, settings)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from serving.settings import Settings
 from tests.chaos.listening import http_answers
 from tests.chaos.procs import eventually
-from tests.serving.conftest import tensors
+from tests.serving.conftest import Running, starting, tensors
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +45,7 @@ def running(
     toy_bundle: Path,
     collector: tuple[str, list[bytes]],
     tmp_path_factory: pytest.TempPathFactory,
-    start_endpoint: Callable[..., Any],
-) -> Any:
+) -> Iterator[Running]:
     """An endpoint with a missing store, so that the log has the messages about the store, too."""
     settings = Settings(
         home=tmp_path_factory.mktemp("home"),
@@ -56,7 +55,8 @@ def running(
         deadline_ms=30_000.0,
         log=False,
     )
-    return start_endpoint(toy_bundle, settings)
+    with starting() as begin:
+        yield begin(toy_bundle, settings)
 
 
 def refused_bodies(client: httpx.Client) -> Iterator[httpx.Response]:
