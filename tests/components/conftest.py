@@ -78,9 +78,10 @@ def home(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    # MLflow remembers where the files of a run lie, and a run is in several of these homes.
+    made = promoted(getattr(request, "param", 0))
+    # MLflow remembers where the files of a run lie; a run is in several of these homes, from now on in this one.
     monkeypatch.setattr("mlflow.tracking._tracking_service.utils._artifact_repos_cache", OrderedDict())
-    return Path(shutil.copytree(promoted(getattr(request, "param", 0)), tmp_path / "state"))
+    return Path(shutil.copytree(made, tmp_path / "state"))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def test_the_page_uses_one_home_and_known_targets() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy_line")  # has compiled the loops, for all processes: else the first command does
 def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
-    """What trains runs as a process of its own; the questions about it, in this one."""
+    """What trains or answers is a process of its own; what looks at it runs in this one."""
     printed, home, log = {}, tmp_path / "home", tmp_path / "connections.log"
     before = watched(log) if shutil.which("strace") else []
     for line in shell_lines(PAGE):
@@ -37,11 +37,13 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
         if "over_champion=0" in line:  # with another feature: see tests/test_adding_a_feature.py
             continue
         words = line.replace(".reco/tutorial", str(home)).split()[1:]
-        if words[2] in ("try", "run"):
+        if words[2] in ("try", "run", "recommend"):
             said = run_python("-W", "ignore", "-c", PROGRAM, *words, timeout_s=1_800, before=before)
             assert not before or not outside(log), "a command connects to nothing"
         else:
-            said = reco(home, *words[2:]).stdout
+            done = reco(home, *words[2:])
+            assert done.exit_code == 0, done.output
+            said = done.stdout
         printed[words[2]] = said
         if words[2] == "try":
             shows_the_right_answer_and_is_no_champion(home, said)

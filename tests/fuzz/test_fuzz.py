@@ -15,7 +15,7 @@ def fuzz(program: str, cases: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_corrupt_bundle_is_refused_and_a_resealed_one_does_no_harm() -> None:
-    cases = 160
+    cases = 300
     found = fuzz("artefacts", cases)
     assert found["wrong"] == []
     assert found["spoilt"] == {"cases": cases // 2, "refused": cases // 2}

@@ -1,5 +1,6 @@
 """Rules that hold over all documents of one overlay together: documents in, findings out."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -82,12 +83,12 @@ def service_ports(slot: Document) -> set[int]:
 # ------------------------------------------------------------------------------------------------- rules
 def schemas(documents: Documents) -> Iterator[str]:
     for document in documents:
-        yield from _faults(json.dumps(document))
+        yield from _faults(repr(document))
 
 
 @cache  # most documents are alike in all tests
 def _faults(text: str) -> list[str]:
-    document = json.loads(text)
+    document = ast.literal_eval(text)
     name, schema = name_of(document), schema_of(f"{document['apiVersion']} {document['kind']}")
     found = []
     if schema is not None:

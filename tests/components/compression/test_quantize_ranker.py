@@ -153,7 +153,7 @@ def test_the_table_tells_of_every_variant(variants: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def few_steps(student: Path) -> Iterator[None]:
+def few_steps(student: Path, variants: Path) -> Iterator[None]:
     """As many epochs as asked, after what all tests share was trained as usual."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("components.ranker.fitting.LEAST_STEPS", 1)

@@ -1,6 +1,5 @@
 """CONTRACT every ranker: each one in `RANKERS`, and each added later, passes the tests here."""
 
-import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,28 +202,14 @@ def test_the_same_seed_gives_the_same_graph(trained: RankerArtefact, teacher: Pa
     assert trained.id == read_ranker(teacher).id
 
 
-# `torchrun`, whose processes are forks: what takes seconds to load is loaded once.
-TORCHRUN = """
-import sys
-import torch._dynamo
-from torch.distributed.run import main
-from components.ranker import fitting, train_ranker
-fitting.LEAST_STEPS = 1
-main(["--standalone", "--start-method", "fork", "--run-path", *sys.argv[1:]])
-"""
-
-
 @slow
-def test_two_processes_train_the_same_as_one(
-    shop: Path, tmp_path: Path, few_repeats: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_train_the_same_as_one(shop: Path, tmp_path: Path, few_repeats: None) -> None:
     """Lists of one length, shared evenly: the averaged gradients are those of the whole batch."""
-    monkeypatch.setattr("components.ranker.fitting.LEAST_STEPS", 1)
     params = {"dlrm": {"epochs": 1, "batch_size": 50, "size": {"hidden": 8, "dropout": 0.0}}}
     examples, statistics = shop / "examples", shop / "statistics"
     run_python(
-        *("-c", TORCHRUN, "--nproc-per-node", "2", str(inspect.getsourcefile(train_ranker))),
-        *("--model", "dlrm", "--params", json.dumps(params)),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "components.ranker.train_ranker", "--model", "dlrm", "--params", json.dumps(params)),
         *("--ranker", tmp_path / "two", "--examples", examples, "--statistics", statistics),
     )
     train_ranker(examples, statistics, tmp_path / "one", "dlrm", params)

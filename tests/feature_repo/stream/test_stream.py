@@ -105,7 +105,7 @@ def test_a_hard_stream_gives_the_rows_of_the_clean_batch_and_a_letter_per_poison
 KILLED = """
 import sys, threading
 from pathlib import Path
-from feature_repo.stream.kafka import KafkaSettings, consumer_config
+from feature_repo.stream.kafka import KafkaSettings
 from feature_repo.stream.online_rows import OnlineRows
 from feature_repo.stream.stream import Stream
 from components.data.feast_store import open_feature_store
@@ -200,7 +200,7 @@ def test_a_restored_archive_is_filled_when_the_group_goes_back_to_the_beginning(
     with live.streaming() as stream:
         eventually(lambda: len(stream._consumer.assignment()) == 4, WAIT_S)
         time.sleep(1.0)
-        assert stream.counts.events == 0, "the group's position is behind what the backup lacks"
+        assert stream.counts.events == 0, "the group is already past what the backup lacks"
     group = Consumer(consumer_config(live.settings, live.settings.group))
     beginning = [TopicPartition(live.settings.events_topic, number, 0) for number in range(4)]
     group.commit(offsets=beginning, asynchronous=False)

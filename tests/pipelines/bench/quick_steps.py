@@ -1,4 +1,4 @@
-"""Imported by a fork server: what each step would import and read again, and less work in each."""
+"""A fork server imports this: the modules that each step needs, and shorter trainings."""
 
 import tempfile
 from pathlib import Path

@@ -98,8 +98,9 @@ def test_too_few_lines_after_the_cut_are_refused(
 # A stream that shows its heartbeat in the file of the first argument and is killed.
 ENDING = """
 import os, signal, sys
-with open(sys.argv[1], "w") as state:
+with open(sys.argv[1] + ".part", "w") as state:
     state.write('{"events": 0}')
+os.replace(state.name, sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -27,7 +27,7 @@ from pipelines.drills.goals import waited_for_store
 from pipelines.drills.outcome import CLIENT, Answer
 from pipelines.drills.report import drill_table
 from pipelines.drills.run import _by_setup, run_drills
-from pipelines.drills.system import CLOCKED, KEEPS_ANSWERS, SHORT
+from pipelines.drills.system import SHORT
 from pipelines.inspect.ask import evaluation_requests
 from pipelines.live.monitors import monitor_programs
 from tests.champions import promote_sealed
@@ -61,7 +61,7 @@ def drill_toy(
     requests = evaluation_requests(bundle, 500)
     launch = (sys.executable, "-c", SERVER_OF, str(store_ms))
     # A count needs few requests; of few questions most were asked before the fault, to compare answers with.
-    brief = replace(SHORT, client_rate=8.0, raw_rate=5.0, questions=8, after_s=2.0, late_s=5.0)
+    brief = replace(SHORT, client_rate=8.0, raw_rate=5.0, questions=8, after_s=2.0, late_s=6.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipelines.drills.crowds.CAPACITY_S", 0.5)
         return run_drills(drills, bundle, offline_store, requests, out, brief, DEADLINE_MS, launch)
@@ -70,9 +70,7 @@ def drill_toy(
 @pytest.fixture(scope="module")
 def drilled(toy_line: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("drills")
-    # Drills that keep answers share the system that also has a clock: one start less.
-    drills = [replace(one, setup=CLOCKED) if one.setup is KEEPS_ANSWERS else one for one in DRILLS]
-    result = drill_toy(drills, toy_line, out)
+    result = drill_toy(DRILLS, toy_line, out)
     sys.stdout.write(drill_table(result))  # shown where something failed
     assert json.loads((out / "drills.json").read_bytes())["bundle_id"] == result["bundle_id"]
     assert (out / "drills.md").read_text() == drill_table(result)
@@ -263,7 +261,7 @@ def test_a_fault_that_is_watched_reaches_a_receiver(toy_line: Path, tmp_path: Pa
     if programs is None:
         pytest.skip("prometheus is not installed")
     bundle, offline_store = toy_line / "evaluated", toy_line / "home" / "offline_store"
-    effort = replace(SHORT, client_rate=4.0, raw_rate=2.0, history_s=0.0, watched_s=45.0, over_s=0.0)
+    effort = replace(SHORT, client_rate=4.0, raw_rate=2.0, history_s=0.0, watched_s=60.0, over_s=0.0)
     result = run_drills(
         choose_drills(["store-killed"]),
         *(bundle, offline_store, evaluation_requests(bundle, 500), tmp_path, effort, DEADLINE_MS),
