@@ -79,7 +79,7 @@ def home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     made = promoted(getattr(request, "param", 0))
-    # MLflow remembers where the files of a run lie; a run is in several of these homes, from now on in this one.
+    # MLflow remembers where files of a run lie; a run is in several of these homes, from now on in this one.
     monkeypatch.setattr("mlflow.tracking._tracking_service.utils._artifact_repos_cache", OrderedDict())
     return Path(shutil.copytree(made, tmp_path / "state"))
 

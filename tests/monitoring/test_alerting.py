@@ -400,7 +400,7 @@ def series(values: dict[str, str]) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_right_alert_fires_and_no_other(tmp_path: Path) -> None:
-    """A fault that fires is steady: its rules need no evaluation each half minute, as one that stays silent."""
+    """A fault that fires is steady: its rules need no evaluation each half minute, as a silent one."""
     tests: dict[str, list[dict[str, Any]]] = {"30s": [], "2m": []}
     for fault, (changed, alerts) in FAULTS.items():
         judged = [
