@@ -208,8 +208,8 @@ TORCHRUN = """
 import sys
 import torch._dynamo
 from torch.distributed.run import main
-from components.ranker import fitting, train_ranker
-fitting.LEAST_STEPS = 1
+from components.ranker import fitting, scoring, train_ranker
+fitting.LEAST_STEPS, scoring.REPEATS = 1, 3
 main(["--standalone", "--start-method", "fork", "--run-path", *sys.argv[1:]])
 """
 
