@@ -219,9 +219,11 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
     """
     latest = pd.Timestamp((now or datetime.now(UTC)) + CLOCK_SKEW)
     reasons = np.full(len(events), "", dtype=object)
+    fine = np.ones(len(events), bool)
 
     def refuse(bad: Any, why: str) -> None:
-        reasons[np.asarray(bad, bool) & (reasons == "")] = why
+        now_bad = np.asarray(bad, bool) & fine
+        reasons[now_bad], fine[now_bad] = why, False
 
     for name in (*IDS, "event_id", "store_id"):
         codes, distinct = pd.factorize(events[name])
@@ -242,12 +244,11 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
     for name in ("price", "discount"):
         value = events[name]
         refuse((value < 0) | (value > MAX_PRICE), f"{name} is not a number from 0 to {MAX_PRICE:.0f}")
-    fine = reasons == ""
     line = ["basket_id", "item_id", "event_type"]
+    bought = bought & fine
     refuse(_contradicts(events, fine, "event_id", line), "its event_id names different lines")
-    refuse(_contradicts(events, fine & bought, "basket_id", ["user_id"]), "its basket names two users")
-    refuse(_contradicts(events, fine & bought, "basket_id", ["at"]), "its basket was bought at two times")
-    fine = reasons == ""
+    refuse(_contradicts(events, bought, "basket_id", ["user_id"]), "its basket names two users")
+    refuse(_contradicts(events, bought, "basket_id", ["at"]), "its basket was bought at two times")
     return events[fine], pd.Series(reasons[~fine], index=events.index[~fine], dtype=object)
 
 

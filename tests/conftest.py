@@ -369,14 +369,17 @@ def build_toy_line(line: Path) -> None:
     materialize_features(line / "dataset", line / "statistics", line / "features", cut)
     build_examples(line / "dataset", line / "statistics", line / "examples", cut, TOY_EXAMPLES)
     reports["train_retriever"] = train_retriever(
-        line / "examples", line / "statistics", line / "retriever", {"epochs": 3}
+        line / "examples", line / "statistics", line / "retriever", {"batch_size": 128, "negatives": 512}
     )
     examples, statistics = line / "examples", line / "statistics"
-    reports["train_ranker"] = train_ranker(
-        examples, statistics, line / "teacher", "dlrm", {"dlrm": {"epochs": 3}}
+    few = {"batch_size": 16, "epochs": 3}  # lists of a step: LEAST_STEPS asks for no more epochs
+    reports["train_ranker"] = train_ranker(examples, statistics, line / "teacher", "dlrm", {"dlrm": few})
+    reports["distill_ranker"] = distill_ranker(
+        examples, statistics, [line / "teacher"], line / "student", few
     )
-    reports["distill_ranker"] = distill_ranker(examples, statistics, [line / "teacher"], line / "student", {})
-    reports["prune_ranker"] = prune_ranker(examples, line / "student", line / "pruned", {"ratios": [0.5]})
+    reports["prune_ranker"] = prune_ranker(
+        examples, line / "student", line / "pruned", {"ratios": [0.5], **few}
+    )
     reports["quantize_ranker"] = quantize_ranker(examples, line / "pruned", line / "variants", {})
     reports["compile_ranker"] = compile_ranker(
         examples, line / "pruned", line / "variants", line / "ranker", {}

@@ -42,11 +42,12 @@ def shop_visits(
         chance = np.where(week >= since, [takes[name] for name in rung], chance)
     taken = rng.random(visits) < chance
     users = np.array([f"user-{n}" for n in range(visits)], object)
+    times = pa.array(at.tz_localize(None).as_unit("us").to_numpy(), RECORD_SCHEMA.field("at").type)
     log = {field.name: pa.nulls(visits, field.type) for field in RECORD_SCHEMA}
     log |= {
         "user_id": pa.array(users),
-        "at": pa.array(at.astype("datetime64[us, UTC]")),
-        "answered_at": pa.array(at.astype("datetime64[us, UTC]")),
+        "at": times,
+        "answered_at": times,
         "rung": pa.array(rung),
         "bundle_id": pa.array(np.full(visits, "bundle")),
         "store_id": pa.array(np.array([f"store-{n % 3}" for n in range(visits)])),

@@ -124,8 +124,9 @@ def found(home: Path, user: str) -> set[str]:
         if file.suffix == ".parquet":
             with suppress(pa.ArrowInvalid):  # a damaged one
                 table = pq.ParquetFile(file).read()
-                table = table.select([field.name for field in table.schema if may_hold_text(field.type)])
-                texts += [json.dumps(table.to_pylist(), default=str).encode()]
+                columns = [column for column in table.columns if may_hold_text(column.type)]
+                cells = [each if pa.types.is_nested(each.type) else each.unique() for each in columns]
+                texts += [json.dumps([each.to_pylist() for each in cells], default=str).encode()]
         if any(exact.search(text) for text in texts):
             files.add(str(file.relative_to(home)))
     return files

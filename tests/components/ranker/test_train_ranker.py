@@ -39,7 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "dlrm": {"size": {"hidden": 32}},
     "wide_deep": {"size": {"hidden": 32}},
     "dcn_v2": {"size": {"hidden": 32, "rank": 8}},
-    "sequence": {"size": {"hidden": 32, "dim": 8}},
+    "sequence": {"size": {"hidden": 32, "dim": 8}, "epochs": 2},
     "graph": {"size": {"hidden": 32, "dim": 8}},
     "gradient_boosting": {"size": {"trees": 30, "leaves": 15}},
 }
