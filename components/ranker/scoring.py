@@ -99,7 +99,6 @@ def measure_calls(calls: Sequence[Call], feeds: Sequence[Feed], data: RankerExam
     """
     found: list[Latency] = [{} for _ in calls]
     rng = np.random.default_rng(0)
-    gc.collect()
     for size in SIZES:
         given = [request(feed, data, size) for feed in feeds]
         took = np.empty((len(calls), REPEATS))

@@ -1,6 +1,5 @@
 """Imported by a fork server: what each step would import and read again, and less work in each."""
 
-import gc
 import tempfile
 from pathlib import Path
 
@@ -17,4 +16,3 @@ fitting.LEAST_STEPS, train_retriever.LEAST_STEPS, scoring.REPEATS = 40, 20, 3
 read_operators_once(pytest.MonkeyPatch())
 with tempfile.TemporaryDirectory() as folder:
     export_torch(torch.nn.Linear(1, 1), {"x": torch.ones(1, 1)}, {"x": {}}, "y", Path(folder) / "line.onnx")
-gc.freeze()  # each step collects garbage before it measures, and would visit all that was imported
