@@ -235,7 +235,7 @@ def test_a_filling_that_is_interrupted_leaves_no_note_of_the_one_before(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_after_a_rollback_the_store_keeps_the_newer_purchases(
-    tmp_path: Path, valkey: tuple[str, Any]
+    tmp_path: Path, valkey: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another bundle answers, but the shop has sold the same: rows and archive stay."""
     url, home = valkey[0], tmp_path / "home"
@@ -244,6 +244,7 @@ def test_after_a_rollback_the_store_keeps_the_newer_purchases(
     old, new = (replace(CHAMPION, bundle_id=name, cut=iso(cut)) for name, cut in (("a", CUT), ("b", END)))
     (tmp_path / "old" / "features" / "events" / "base.parquet").write_bytes(b"nobody reads it")
     fill_store(url, home, new, tmp_path / "new" / "features", print)
+    monkeypatch.setattr(up, "apart", lambda work, *given: work(*given))  # each process would import Feast
     archive, rows = read_archive(home / "offline_store" / "events"), held(url)
     assert len(rows) == 13
     snapshots = home / "offline_store" / "user_history" / "snapshots.parquet"
