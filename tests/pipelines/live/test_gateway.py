@@ -35,7 +35,7 @@ class Pod(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # whoever asked did not wait for an answer that comes late
+        with contextlib.suppress(ConnectionError):  # the client did not wait for a late answer
             self.wfile.write(content)
         self.close_connection = self.server.ends_connections  # without a word of it in the answer
 
