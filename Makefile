@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
 FIGURES := .reco/figures
-# Workers of the test run: more than two cores, because many tests wait. Five need 9 GiB of memory.
-WORKERS ?= 5
+# Workers of the test run: twice two cores, because many tests wait. Each needs up to 2 GiB of memory.
+WORKERS ?= 4
 
 .PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 

@@ -24,6 +24,7 @@ from feature_repo.statistics import write_statistics
 from serving.release.bundle import REQUIRED, RankingSettings, seal_bundle
 from serving.release.golden import GoldenRequest, write_golden
 from serving.stages.retrieval import Quotas
+from tests.operators import read_operators_once
 
 SIGNAL = DENSE_NAMES.index("together_sum")  # the feature that decides the purchase
 ITEMS, TYPES, CATEGORIES, DEPARTMENTS = 60, 9, 5, 3  # without the unknown one, which is 0
@@ -261,8 +262,6 @@ def write_opinion(file: Path, column: int, slope: float) -> None:
 @pytest.fixture(scope="session")
 def few_repeats() -> Iterator[None]:
     """Less work where a test asserts nothing about time: a latency of three calls, operators read once."""
-    from tests.operators import read_operators_once  # not above: programs of tests import this module
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("components.ranker.scoring.REPEATS", 3)
         read_operators_once(patch)
