@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,10 +128,21 @@ def _answer(
     wire: Wire | None = None,
 ) -> None:
     began = time.monotonic()
-    from serving import wiring  # seconds of imports: a taken port or a wrong host is reported before
+    with _uncollected():
+        from serving import wiring  # seconds of imports: a taken port or a wrong host is reported before
 
     parts = (wiring.wire if wire is None else wire)(settings)
     wiring.run(parts, bundle_path, home, http_socket, tell, began)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import without garbage collections: they look again and again at modules, which stay to the end."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> int:
@@ -194,10 +206,11 @@ def _exit_code(run: Callable[[], None], say_why: Callable[[RecoError], None]) ->
 
 def _fork_children(requests_file: int, home: Path | None) -> int:
     """Import everything and fork; each fork answers, and reports to the parent."""
-    from feature_repo.kernels.compiled import load_loops
-    from serving import wiring  # noqa: F401
+    with _uncollected():
+        from feature_repo.kernels.compiled import load_loops
+        from serving import wiring  # noqa: F401
 
-    load_loops()
+        load_loops()
     drop_own_files()
     with socket.socket(fileno=requests_file) as requests:
         request = fork_on_request(requests)
