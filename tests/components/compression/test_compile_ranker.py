@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-import torch._inductor.config
 
 from components.compression.compile_ranker import (
     COMPILED,
@@ -128,8 +127,10 @@ def test_pytorch_scores_like_the_graph_eager_and_compiled(toy_line: Path, engine
             open_torch(ranker, engine, data)
         return
     feed = reference.feed(data, np.arange(30)[None, :], np.array([0]))
+    from torch._inductor import config  # a second of imports, of which no other test needs any
+
     # To try out vector units and to prepare headers takes compilers ten seconds, and our code knows neither.
-    with torch._inductor.config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
+    with config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
         said = np.asarray(open_torch(ranker, engine, data)(feed)).squeeze()
     np.testing.assert_allclose(said, reference.scores(data)[:30], atol=1e-5)
 

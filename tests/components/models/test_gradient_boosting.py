@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import lightgbm
 import numpy as np
 import pytest
 
@@ -76,6 +75,8 @@ def test_item_ids_are_not_looked_at(trees: GradientBoosting, data: RankerExample
 def test_the_trees_are_written_for_people(
     trees: GradientBoosting, data: RankerExamples, tmp_path: Path
 ) -> None:
+    import lightgbm  # here: it loads scikit-learn, a second of each test worker
+
     trees.save(tmp_path)
     again = lightgbm.Booster(model_file=tmp_path / "trees.txt")
     rows = np.concatenate([data.dense, data.categorical[:, 1:]], axis=1)
