@@ -1,5 +1,6 @@
 """The process starts with a valid bundle or reports the reason, and stops without losing a request."""
 
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from serving.errors import BundleInvalid
 from serving.prediction_log import feature_names, feature_rows, read_log
 from serving.server import end_with, main, serve
 from serving.settings import SettingInvalid, Settings
+from serving.wiring import Wiring
 from tests.chaos.listening import listening
 from tests.chaos.procs import eventually
 from tests.serving.conftest import V1, Running, ask, connect, refused_start
@@ -192,6 +194,17 @@ def test_ctrl_c_while_it_starts_prints_nothing(
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
     assert main(["--bundle", str(tmp_path)]) == 130
     assert capfd.readouterr().err == ""
+
+
+def test_after_its_imports_garbage_is_collected(tmp_path: Path) -> None:
+    def wire(settings: Settings) -> Wiring:
+        collected.append(gc.isenabled())
+        raise BundleInvalid("enough")
+
+    collected: list[bool] = []
+    with pytest.raises(BundleInvalid):
+        serve(tmp_path, Settings(home=tmp_path, http_port=0, grpc_port=0), wire=wire)
+    assert collected == [True]
 
 
 @pytest.mark.slow

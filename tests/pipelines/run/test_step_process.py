@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 def threads() -> str:
-    """Return the threads of the numeric libraries: of those to come, of NumPy's, and of those there."""
+    """Return whether it collects garbage, and the threads of the numeric libraries: to come, and there."""
+    import gc
     import os
     import warnings
 
@@ -31,7 +32,7 @@ def threads() -> str:
     from threadpoolctl import threadpool_info
 
     there = max(pool["num_threads"] for pool in threadpool_info())
-    return f"{os.environ['OMP_NUM_THREADS']} {there}"
+    return f"{gc.isenabled()} {os.environ['OMP_NUM_THREADS']} {there}"
 
 
 @dsl.pipeline(name="counts")
@@ -48,8 +49,8 @@ def ended(process: StepProcess) -> StepProcess:
 
 
 @pytest.mark.parametrize("modules", [(), ("numpy",)], ids=["imported by the step", "imported before"])
-@pytest.mark.parametrize(("set_before", "got"), [("", "1 1"), ("2", f"2 {min(2, cores())}")])
-def test_a_step_gets_its_threads_unless_the_environment_says(
+@pytest.mark.parametrize(("set_before", "got"), [("", "True 1 1"), ("2", f"True 2 {min(2, cores())}")])
+def test_a_step_collects_garbage_and_has_its_threads_unless_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_before: str, got: str, modules: tuple[str, ...]
 ) -> None:
     for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
