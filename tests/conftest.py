@@ -11,6 +11,7 @@ import fcntl
 import functools
 import gc
 import inspect
+import itertools
 import json
 import os
 import runpy
@@ -45,6 +46,7 @@ hypothesis.settings.load_profile("patient")
 
 STARTS_A_PROCESS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec"}
 LISTS_FONTS = "fc-list"  # matplotlib's, the first time it draws on a machine
+_homes = itertools.count()
 _fast = False  # whether the test of now is in the fast lane
 
 
@@ -197,11 +199,12 @@ def strict_numerics() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A test that forgets `--home` writes into its own folder, never into the developer's champion."""
-    home = tmp_path / "reco-home"
-    monkeypatch.setenv("RECO_HOME", str(home))
-    return home
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that forgets `--home` writes into its own folder, never into the developer's champion.
+
+    Not in `tmp_path`: most tests need none, and to make and remove it takes longer than many of them.
+    """
+    monkeypatch.setenv("RECO_HOME", str(tmp_path_factory.getbasetemp() / f"home-{next(_homes)}"))
 
 
 @pytest.fixture(scope="session")
