@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +139,13 @@ def _answer(
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """Import without garbage collections: they look again and again at modules, which stay to the end."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> int:
@@ -172,12 +175,10 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
         _log.warning("%s", without_effect(names))
 
     def serve_given() -> None:
-        serve(
-            given.bundle or read_champion(given.home).bundle(given.home),
-            Settings.from_env(),
-            given.home,
-            wire,
-        )
+        settings = Settings.from_env()
+        if given.home is not None:  # its rules, facts and log belong to its champion
+            settings = replace(settings, home=given.home)
+        serve(given.bundle or read_champion(given.home).bundle(given.home), settings, given.home, wire)
 
     home = given.home or os.environ.get(variable("home"))  # `reco serve --bundle` gives no option
     return _exit_code(serve_given, lambda error: write_line(f"reco serve: {_pasteable(error, home)}"))

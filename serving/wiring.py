@@ -265,11 +265,13 @@ class Swap:
 
         try:
             if lacks := loaded.facts.lacks(known):
-                raise FactsUnavailable(
-                    "what must not be shown would come back: "
-                    f"{' and '.join(lacks)} could not be read again, or has lost facts: "
-                    "restore it, or write its facts again; a restart takes what is there"
-                )
+                why = {
+                    "fact store": "the fact store could not be read again, or has lost facts: restore it, or "
+                    "write its facts again; a restart takes what is there",
+                    "rules file": f"{self._wiring.settings.rules_path} could not be read again: mend it",
+                }
+                faults = "; ".join(why[source] for source in lacks)
+                raise FactsUnavailable(f"what must not be shown would come back: {faults}")
             self._door.on_loop(take_over)
         except BaseException:
             loaded.facts.close()

@@ -19,6 +19,7 @@ from serving.schemas import DEFAULT_K, Request
 BUDGET_S = 5.0  # of the time until an endpoint is ready, or a new bundle takes over
 MOST_REQUESTS = 1_000
 MOST_RECORDS = 20_000  # of the log, the newest ones
+ROWS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,11 @@ def _newest_records(log_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield the log's records segment by segment, the newest segment first."""
     for path in sorted(log_dir.glob("*.parquet"), reverse=True):  # a segment's name begins with its time
         with contextlib.suppress(FileNotFoundError):  # `reco feedback --keep-days` has just deleted it
-            yield from pq.ParquetFile(path).read(["user_id", "profile", "store_id", "basket"]).to_pylist()
+            columns = ["user_id", "profile", "store_id", "basket"]
+            with pq.ParquetFile(path) as file:
+                # No other thread runs while PyArrow converts rows, and requests are answered meanwhile.
+                for rows in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+                    yield from rows.to_pylist()
 
 
 def warm(

@@ -74,6 +74,7 @@ _MESSAGES = {
 }
 MAX_CALLS = 256  # of one gRPC connection at a time
 GRPC_AGE_S = 300.0  # of a gRPC connection, give or take a tenth
+GRPC_ENDING_S = 10.0  # at least, for calls in flight on a connection that has reached that age
 _log = logging.getLogger(__name__)
 
 
@@ -185,6 +186,7 @@ class Endpoint(ModelServer):
 
     def _make_grpc(self) -> grpc.aio.Server:
         settings = self._settings
+        ending_ms = max(GRPC_ENDING_S * 1e3, settings.deadline_ms + 1e3)
         server = grpc.aio.server(
             interceptors=(CallerInterceptor(self._callers), _Statuses()),
             options=[
@@ -198,7 +200,7 @@ class Endpoint(ModelServer):
                 ("grpc.max_connection_idle_ms", int(self.timeout_keep_alive * 1e3)),
                 # A message whose end never comes ends with its connection; callers then connect again.
                 ("grpc.max_connection_age_ms", int(GRPC_AGE_S * 1e3)),
-                ("grpc.max_connection_age_grace_ms", int(settings.grace_s * 1e3)),
+                ("grpc.max_connection_age_grace_ms", int(ending_ms)),
             ],
         )
         add_GRPCInferenceServiceServicer_to_server(

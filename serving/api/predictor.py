@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,19 @@ def read_tensors(request: InferRequest, expected: Mapping[str, tuple[str, ...]])
     return tensors
 
 
+def wanted_outputs(request: InferRequest, known: Iterable[str]) -> list[str]:
+    """Return the names of the outputs that are asked for, each once: all, if none is named.
+
+    Raises:
+        InvalidInput: one of them is unknown.
+    """
+    names = list(known)
+    wanted = [output.name for output in request.request_outputs or ()] or names
+    if not set(wanted) <= set(names):
+        raise InvalidInput(f"unknown output; this model has {', '.join(names)}")
+    return list(dict.fromkeys(wanted))
+
+
 def respond(
     request: InferRequest,
     model: str,
@@ -108,16 +121,17 @@ def respond(
     columns: Mapping[str, tuple[str, list[Any]]],
     parameters: dict[str, str | bool | int],
 ) -> InferResponse:
-    """Return columns (name -> datatype, values) as output tensors: all, or those that were asked for."""
-    wanted = [output.name for output in request.request_outputs or ()] or list(columns)
-    if not set(wanted) <= set(columns):
-        raise InvalidInput(f"unknown output; this model has {', '.join(columns)}")
+    """Return columns (name -> datatype, values) as output tensors: all, or those that were asked for.
+
+    Raises:
+        InvalidInput: one that is asked for is unknown.
+    """
     return InferResponse(
         response_id=response_id or uuid.uuid4().hex,
         model_name=model,
         infer_outputs=[
             InferOutput(name, [len(columns[name][1])], columns[name][0], columns[name][1])
-            for name in dict.fromkeys(wanted)
+            for name in wanted_outputs(request, columns)
         ],
         parameters=parameters,
         use_binary_outputs=bool(request.from_grpc and request.use_binary_outputs),

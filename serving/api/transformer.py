@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from kserve import InferRequest, InferResponse, Model
 
-from serving.api.predictor import read_tensors, respond
+from serving.api.predictor import read_tensors, respond, wanted_outputs
 from serving.checkout.checkout import Checkout
 from serving.errors import InvalidRequest
 from serving.schemas import Recommendation, Response, parse_instances, parse_request, read_call
@@ -72,6 +72,7 @@ class Transformer(Model):
         if envelope is None:
             requests = parse_instances(payload, **given)
         else:
+            wanted_outputs(envelope, _columns(()))  # an answer that is refused later would be logged as shown
             requests = [parse_request(_from_tensors(envelope), **given)]
         responses = await checkout.answer_each(requests, call)
         if envelope is None:

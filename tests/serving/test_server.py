@@ -182,6 +182,21 @@ def test_the_cure_in_an_error_names_the_home(
     assert f"train with `reco --home '{home}' run`" in capfd.readouterr().err
 
 
+def test_the_home_that_is_followed_has_the_rules_facts_and_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.server.serve", served := Mock())
+    monkeypatch.setattr("serving.server.log_to", lambda stream: None)
+    monkeypatch.setattr("os.umask", lambda mode: mode)
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
+    assert main(["--bundle", str(tmp_path), "--home", str(tmp_path / "shop")]) == 0
+    _, settings, home, _ = served.call_args.args
+    assert settings.home == home == tmp_path / "shop"
+    main(["--bundle", str(tmp_path)])
+    _, settings, home, _ = served.call_args.args
+    assert (settings.home, home) == (Path(os.environ["RECO_HOME"]), None)
+
+
 def test_ctrl_c_while_it_starts_prints_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

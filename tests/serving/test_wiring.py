@@ -185,7 +185,7 @@ def test_a_bundle_that_cannot_read_the_rules_again_does_not_take_over(
     settings.rules_path.write_text("ban:\n  - {name: recall, items: ['1000000']}\n")
     recommender, checkout, swap = serve(Wiring(settings, MemoryStore(), observers=()), toy_bundle)
     settings.rules_path.write_text("ban: [")
-    with pytest.raises(FactsUnavailable, match="rules file could not be read again"):
+    with pytest.raises(FactsUnavailable, match=r"rules\.yaml could not be read again: mend it$"):
         swap(pointer(recommender, toy_bundle.name))
     assert checkout.recommender is recommender
     recommender.facts.close()
