@@ -343,7 +343,7 @@ def write_dataset(path: Path, dataset: Dataset, quarantine: pd.DataFrame | None 
         "rows": len(events),
         "users": int(events["user_id"].nunique()),
         "items": int(events["item_id"].nunique()),
-        "baskets": int(events["basket_id"].nunique()),
+        "baskets": int(events.loc[events["event_type"] == "purchase", "basket_id"].nunique()),
         "first_at": iso(events["at"].min()),
         "last_at": iso(events["at"].max()),
         "files": files,

@@ -350,13 +350,14 @@ def _with_all_items(items: pd.DataFrame, sold: pd.Series) -> pd.DataFrame:
     """Return the items and, with nothing but their id, those that were sold and are not among them."""
     distinct = pd.Series(sold.unique(), dtype=object)
     bare = pd.DataFrame({"item_id": sorted(distinct[~distinct.isin(items["item_id"])])})
-    if bare.empty:
-        return items
+    every = pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)
+    # The table of a home has bare rows of earlier trainings.
+    nameless = every["item_id"].isin(distinct) & (every[list(ITEM_COLUMNS[1:])] == "").all(axis=1)
     if items.empty:
         log.warning("no table of items was read: the %d items sold have no names or categories", len(bare))
-    else:
-        log.warning("%d of the items sold have no row in the table of items", len(bare))
-    return pd.concat([items, bare.assign(**dict.fromkeys(ITEM_COLUMNS[1:], ""))], ignore_index=True)
+    elif nameless.any():
+        log.warning("%d of the items sold have no row in the table of items, or an empty one", nameless.sum())
+    return every
 
 
 def _timezone(directory: Path) -> str:

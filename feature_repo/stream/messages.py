@@ -68,7 +68,7 @@ def parse_event(key: bytes | None, value: bytes | None, now: float) -> Event:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MessageInvalid(f"the message is no event: {refusal(error, _Message)}") from error
     for name in ("event_id", "user_id", "basket_id", "item_id", *(["store_id"] if event.store_id else [])):
-        if not is_id(getattr(event, name)):
+        if not is_id(value := getattr(event, name)) or value.isspace():  # a training would refuse the latter
             raise MessageInvalid(f"{name} is not a text of 1 to {MAX_ID_LENGTH} printable characters")
     if key is None or key != event.user_id.encode():
         raise MessageInvalid("the key is not the event's user_id, by which a user's events stay in order")

@@ -275,9 +275,8 @@ class Stream:
 
         The log's end does not show it: a broker may report it too low, and a new log may have grown past it.
         """
-        reader = Consumer(
-            {**client_config(self._settings), "group.id": "none", "auto.offset.reset": "earliest"}, logger=log
-        )
+        # A broker's rights may name this group alone. Without a subscription the reader does not join it.
+        reader = Consumer(consumer_config(self._settings, self._settings.group), logger=log)
         try:
             reader.assign([TopicPartition(place.topic, place.partition, offset)])
             message = reader.poll(PROBE_S)

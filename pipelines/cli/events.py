@@ -159,7 +159,7 @@ def replay_data(
     document = {
         **asdict(counts),
         "events": len(events),
-        "baskets": int(events["basket_id"].nunique()),
+        "baskets": int(events.loc[events["event_type"] == "purchase", "basket_id"].nunique()),
         "seconds": round(seconds, 2),
         "messages_per_second": round(counts.messages / seconds, 1),
         "refused": delivery.refused,

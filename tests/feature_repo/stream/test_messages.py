@@ -61,6 +61,7 @@ def test_absent_fields_have_defaults() -> None:
         ({"at": "2027-01-17T08:00:01Z"}, "in the future"),
         ({"x\nforged": "red"}, "it has an unknown field; known are "),
         ({"user_id": "u2"}, "key is not the event's user_id"),
+        ({"item_id": " "}, "item_id is not a text of 1 to"),
     ],
 )
 def test_a_broken_event_says_which_rule(change: dict[str, Any], message: str) -> None:
