@@ -9,8 +9,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ from pipelines.live.supervisor import await_end, tail, until_parent_ends
 from serving.settings import Settings
 
 LOOK_S = 0.2
+AGAIN_S, LONGEST_AGAIN_S = 5.0, 60.0  # between two starts that fail, of a bundle that was ready before
 SERVER = (sys.executable, "-P", "-m", "serving.server")
 Launch = Callable[[Path], Sequence[str]]
 
@@ -79,6 +81,7 @@ class _Pod:
     port: int
     ready: bool = False
     restarts: int = 0
+    started: float = field(default_factory=time.monotonic)
 
 
 class Slots:
@@ -165,8 +168,13 @@ class Slots:
                 pod.ready = True
                 self._show(slot, pod)
             return
+        was_ready = pod.ready or pod.restarts > 0
+        if source_of(found) and not pod.ready and pod.restarts:
+            if time.monotonic() < pod.started + min(AGAIN_S * pod.restarts, LONGEST_AGAIN_S):
+                return
+            (self._logs / f"{pod.name}.log").unlink()  # the next one says the same
         self._drop(slot, pod)
-        if pod.ready and source_of(found):  # the kubelet starts it again
+        if was_ready and source_of(found):  # the kubelet starts it again
             self._pods[slot].append(self._start(slot, pod.found, pod.restarts + 1))
         else:
             self._failed[slot] = pod.found["spec"]
@@ -214,7 +222,8 @@ class Slots:
         generation = existing["metadata"]["generation"] if existing else 0
         generation += not existing or existing["spec"] != spec
         status |= {"availableReplicas": ready, "observedGeneration": generation}
-        if self._failed.get(slot) == found["spec"] and not newest:
+        has_failed = any(pod.process.poll() is not None for pod in newest)  # it will be started again
+        if has_failed or (self._failed.get(slot) == found["spec"] and not newest):
             last = {"type": "Progressing", "status": "False", "message": self._last_words(slot)}
             status["conditions"] = [last]
         if existing is None or (existing["spec"], existing.get("status")) != (spec, status):

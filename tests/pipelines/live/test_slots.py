@@ -74,6 +74,13 @@ def pods(objects: Objects) -> list[Document]:
     return [one for one in objects.list("pods") if "green" in one["metadata"]["name"]]
 
 
+def kill(pod: Document) -> None:
+    port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
+    ours = psutil.Process().children(recursive=True)
+    [process] = [one for one in ours if any(c.laddr.port == port for c in one.connections("tcp"))]
+    process.send_signal(signal.SIGKILL)
+
+
 def test_a_slot_is_filled_changed_and_parked(objects: Objects, tmp_path: Path) -> None:
     place = tmp_path / "my höme" / "ab%c"
     assert pods(objects) == []
@@ -109,14 +116,34 @@ def test_a_process_that_does_not_start_ends_the_rollout_and_is_tried_again_after
 def test_a_process_that_dies_is_started_again_and_counted(objects: Objects) -> None:
     fill(objects, "file:///store/b2")
     [pod] = eventually(lambda: pods(objects))
-    port = pod["spec"]["containers"][0]["ports"][0]["containerPort"]
-    ours = psutil.Process().children(recursive=True)
-    [process] = [one for one in ours if any(c.laddr.port == port for c in one.connections("tcp"))]
-    process.send_signal(signal.SIGKILL)
+    kill(pod)
     restarted = eventually(
         lambda: [p for p in pods(objects) if p["status"]["containerStatuses"][0]["restartCount"]]
     )
     assert restarted[0]["metadata"]["name"] != pod["metadata"]["name"]
+
+
+def test_a_process_whose_restart_fails_is_started_until_it_is_ready(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken rules file, for example, stops no endpoint that runs, and each that starts."""
+    monkeypatch.setattr("pipelines.live.slots.AGAIN_S", 0.5)
+    (tmp_path / "mended").touch()
+    fill(objects, "file:///store/broken")
+    [pod] = eventually(lambda: pods(objects))
+    (tmp_path / "mended").unlink()
+    kill(pod)
+    logs: set[str] = set()
+
+    def is_started_again() -> bool:
+        logs.update(file.name for file in (tmp_path / "logs").glob("*green*"))
+        return len(logs) >= 4
+
+    eventually(is_started_again)
+    [why] = eventually(lambda: deployment(objects)["status"].get("conditions"))
+    assert (why["message"], pods(objects)) == ("golden request 3 is wrong", [])
+    (tmp_path / "mended").touch()
+    eventually(lambda: pods(objects))
 
 
 @pytest.mark.parametrize("park", [False, True], ids=["both serve", "one ends already"])
