@@ -216,6 +216,7 @@ def fit_als(seen: Seen, rows: str, factors: int) -> Score:
             random_state=0,
         )
         model.fit(matrix.astype(np.float32), show_progress=False)
+    model.num_threads = 1  # for each request: with more, OpenBLAS warns at every parallel loop
 
     def score(asked: PeerRequest) -> np.ndarray:
         codes = asked.visible if rows == "baskets" else np.concatenate([asked.item, asked.visible])
