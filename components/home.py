@@ -18,9 +18,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from feature_repo.atomic_files import write_file
-from feature_repo.errors import CONFLICT, RecoError
+from feature_repo.errors import CONFLICT, RecoError, without_password
 from serving.settings import configured_home
 
+MODEL_NAME = "checkout-recommender"  # in the registry, if nobody names another
 UPDATE_LOCK = "update.lock"  # `extend` and `refresh` build in one folder each, and register its content
 LOOK_S = 0.1  # `read_running` holds a lock for a moment; a writer waits that long for it
 
@@ -29,6 +30,10 @@ class Conflict(RecoError):
     """Another process is changing the same thing; try again when it is done."""
 
     exit_code = CONFLICT
+
+
+class Busy(Conflict):
+    """Another process works under the same lock: the same call may be made again when it has ended."""
 
 
 def default_tracking_uri(home: Path) -> str:
@@ -54,6 +59,15 @@ def command(home: Path, words: str) -> str:
     )
     default = configured_home().absolute() == home.absolute()
     return f"{program} {words}" if default else f"{program} --home {shlex.quote(str(home))} {words}"
+
+
+def registry_command(home: Path, tracking_uri: str, model_name: str, words: str) -> str:
+    """Return the command for a model of a registry, without the password that its URI may hold."""
+    if tracking_uri not in ("", default_tracking_uri(home)):
+        words += f" --tracking-uri {shlex.quote(without_password(tracking_uri))}"
+    if model_name not in ("", MODEL_NAME):
+        words += f" --model-name {shlex.quote(model_name)}"
+    return command(home, words)
 
 
 def pasteable(home: Path, text: str) -> str:
@@ -112,7 +126,7 @@ def locked(file: Path, doing: str, way_out: str = "wait for it and try again") -
     `way_out` is what helps while another process holds it.
 
     Raises:
-        Conflict: another process holds it; the message names the process and its work.
+        Busy: another process holds it; the message names the process and its work.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file, timeout=LOOK_S, preserve_lock_file=True)
@@ -120,7 +134,7 @@ def locked(file: Path, doing: str, way_out: str = "wait for it and try again") -
         lock.acquire()
     except Timeout as error:
         holder = file.read_text(encoding="utf-8").strip() or "another process"
-        raise Conflict(f"{holder} (lock {file}): {way_out}; nothing was changed") from error
+        raise Busy(f"{holder} (lock {file}): {way_out}; nothing was changed") from error
     try:
         file.write_text(f"process {os.getpid()} is {doing}", encoding="utf-8")
         yield

@@ -56,7 +56,7 @@ class Window:
         """
         window = cls(_time(since, timezone), _time(until, timezone))
         if window.since and window.until and window.since >= window.until:
-            raise ValueError(f"the window ends ({until}) before it begins ({since}): swap the two times")
+            raise ValueError(f"the window ends ({until}) before it begins ({since}): move one of them")
         return window
 
     def holds(self, at: pd.Series) -> np.ndarray:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from components.home import registry_command
 from components.release.registry import Registry, Version
 from feature_repo.ids import is_name
 from serving.errors import BundleInvalid
@@ -64,9 +65,8 @@ def fetch_signatures(
     """
     place = fetch_bundle(registry, home, version)
     if missing := set(SIGNATURE_FILES) - registry.names(version):
-        raise SignatureInvalid(
-            f"no trusted key signed it, {min(missing)} is missing: `reco sign {version.version} --key KEY`"
-        )
+        sign = command_of(registry, home, f"sign {version.version} --key KEY")
+        raise SignatureInvalid(f"no trusted key signed it, {min(missing)} is missing: `{sign}`")
     with linked(place, home) as copy:
         for name in SIGNATURE_FILES:
             registry.download(version, copy.parent, name).replace(copy / name)
@@ -105,3 +105,8 @@ def _verify(path: Path, version: Version) -> None:
             f"version {version.version} was registered as {version.bundle_id}"
         )
     verify_files(path, manifest)
+
+
+def command_of(registry: Registry, home: Path, words: str) -> str:
+    """Return a `reco` command that acts on this registry, not on the one that the home has by default."""
+    return registry_command(home, registry.tracking_uri, registry.model_name, words)

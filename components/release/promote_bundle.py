@@ -22,12 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.home import Conflict, command, locked
+from components.home import Conflict, locked
 from components.hyper_parameters import GateParams
 from components.parameters import read_params
 from components.ranker.certificate import EXPORTS, check_chain
 from components.ranker.ranker_artefact import GRAPH, graph_id
 from components.release.bundle_copies import (
+    command_of,
     fetch_bundle,
     fetch_signatures,
     linked,
@@ -275,10 +276,11 @@ def champion_line(registry: Registry, home: Path) -> Promotion | None:
     if alias is None and not any_left(registry, stack(history)):
         return None  # MLflow deletes the alias with its version
     if alias != promoted:
+        back, again = (command_of(registry, home, words) for words in ("rollback", "promote VERSION"))
         raise Conflict(
             f"the alias champion names version {alias or 'none'}, promoted was {promoted or 'none'}: the "
-            f"alias was moved by hand, past the gate; nothing was installed. `{command(home, 'rollback')}` "
-            f"moves it back, then `{command(home, 'promote VERSION')}` sends a version through the gate"
+            f"alias was moved by hand, past the gate; nothing was installed. `{back}` moves it back, then "
+            f"`{again}` sends a version through the gate"
         )
     return last
 
@@ -353,7 +355,7 @@ def _follow(registry: Registry, home: Path, line: Promotion, version: Version) -
             registry.point(CHAMPION, last[0].version)
         raise Conflict(
             f"another home promotes in {registry.model_name} at this moment, and version {line.version} is "
-            f"not in its history: see `{command(home, 'history')}`, then promote again"
+            f"not in its history: see `{command_of(registry, home, 'history')}`, then promote again"
         )
     write_head(home, model_of(home, registry.tracking_uri, registry.model_name), line)
     registry.complete(line)
@@ -416,9 +418,10 @@ def _judge(
     measured["stated"] = stated.get("served")
     measured["chain"] = None if faults else chain_quality(certificates)
     if fault := measured.get("champion_fault"):
+        alone = command_of(registry, home, f"promote {challenger.version} --gate over_champion=0")
         raise NothingToCompare(
             f"the champion cannot be measured beside the challenger ({fault}); to judge the challenger by "
-            "its own figures alone: `reco promote --gate over_champion=0`"
+            f"its own figures alone: `{alone}`"
         )
     return [verdict("files"), *compare(measured, gate)], measured
 

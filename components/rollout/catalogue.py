@@ -58,7 +58,7 @@ class ModelCatalogue:
         home: Path,
         registry: Callable[[], str],
         model_name: str,
-        datasets: Sequence[Path],
+        datasets: Callable[[], Sequence[Path]],
         bundles: str,
         trusted_keys: Path | None = None,
         key: Path | None = None,
@@ -70,7 +70,7 @@ class ModelCatalogue:
             home: the state folder; it keeps the gate's measurements until the alias moves.
             registry: returns its URI, or raises where it is missing; called when it is needed.
             model_name: the registered model's name.
-            datasets: as of `promote_bundle`.
+            datasets: returns those of `promote_bundle`: another one may come while a watch runs.
             bundles: URI of the store of bundles.
             trusted_keys: as of `promote_bundle`.
             key: private key that signs the way back, as of `rollback`.
@@ -158,7 +158,8 @@ class ModelCatalogue:
     def undo(self, record: Release) -> None:
         """Move the alias back if it names this version; take challenger from it, and tag it as refused.
 
-        A version that was champion before, by a rollback or `again`, only loses challenger.
+        A version that was champion before, by a rollback or `again`, only loses challenger. One that another
+        promotion made champion stays it.
 
         Raises:
             RegistryRefused: it is another registry than the one that this release began with.
@@ -167,7 +168,7 @@ class ModelCatalogue:
         _check_registry(registry, record)
         is_champion = registry.alias(CHAMPION) == record.version
         others = [version for version in stack(registry.history()) if version != record.version]
-        if not keeps and is_champion and any_left(registry, others):
+        if not keeps and record.sealed and is_champion and any_left(registry, others):
             self._go_back()
         elif not keeps and record.sealed:
             with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort
@@ -189,7 +190,7 @@ class ModelCatalogue:
     def _promote(self, record: Release, examine: Examine, dry_run: bool = False) -> dict[str, Any]:
         return promote_bundle(
             record.version,
-            self._datasets,
+            self._datasets(),
             self._uri(),
             self._model,
             str(self._home),

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from components.home import Conflict
+from components.home import Busy, Conflict
 from components.parameters import overlay
 from components.release.registry import RegistryRefused
 from components.rollout.catalogue import Versions
@@ -298,14 +298,22 @@ class Rollout:
     def _run(self, record: Release, asked: bool = False) -> Release:
         """Act, look and advance until the release is over; an abort that was `asked` for is no error."""
         failure: RecoError | None = None
+        waits_for = ""
         while record.active:
             try:
                 self._act(record)
                 following = advance(record, self._look(record), self._now(), self._pace)
             except RecoError as error:
-                if _is_resumed_after(error, record):
+                if isinstance(error, Busy) and record.state in ("verify", "seal"):
+                    # A gate in the same home takes minutes, and says nothing of this version.
+                    following = record
+                    if waits_for != str(error):
+                        waits_for = str(error)
+                        self._say(f"{name_of(record)} waits: {waits_for}")
+                elif _is_resumed_after(error, record):
                     raise  # the record stays
-                failure, following = error, abort(record, str(error), self._now())
+                else:
+                    failure, following = error, abort(record, str(error), self._now())
             is_new = (following.state, following.weight) != (record.state, record.weight)
             if is_new:
                 self._say(_line(following))

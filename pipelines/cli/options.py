@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from components.home import pasteable, read_running
-from pipelines.run.launch import MODEL_NAME
+from components.home import MODEL_NAME, pasteable, read_running
 from serving.schemas import MAX_K
 from serving.settings import Settings, configured_home, configured_keys
 

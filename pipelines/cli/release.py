@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import UPDATE_LOCK, command, locked, read_running
+from components.home import UPDATE_LOCK, command, locked, read_running, registry_command
 from feature_repo.atomic_files import read_json
 from pipelines.cli.options import (
     FILE,
@@ -26,7 +26,6 @@ from pipelines.run.launch import (
     allowed_ratio,
     check_data,
     existing_registry,
-    promote_command,
     run_datasets,
 )
 from pipelines.run.runs import champions_run
@@ -311,8 +310,9 @@ def extend(context: Context, items: Path | None, remove: str, tracking_uri: str,
         )
         version = register_bundle(folder, uri, model_name)
     document = {"version": version, "bundle_id": bundle_id, "new": len(new), "removed": len(removed)}
-    added, gate = counted(len(new), "new item"), promote_command(context.home, tracking_uri, model_name)
-    text = f"version {version} (bundle {bundle_id}) is challenger: {added}, {len(removed)} removed"
+    gate = registry_command(context.home, tracking_uri, model_name, "promote")
+    counts = f"{counted(len(new), 'new item')}, {len(removed)} removed"
+    text = f"version {version} (bundle {bundle_id}) is challenger: {counts}"
     context.answer(document, f"{text}\nsend it through the gate: {gate}")
 
 
@@ -373,7 +373,7 @@ def refresh(context: Context, data: str, tracking_uri: str, model_name: str) -> 
         now = pd.Timestamp.now("UTC")
         done = refresh_counts(bundle, retriever, dataset, folder, now, forgotten)
         version = register_bundle(folder, uri, model_name)
-    gate = promote_command(context.home, tracking_uri, model_name)
+    gate = registry_command(context.home, tracking_uri, model_name, "promote")
     text = (
         f"version {version} (bundle {done['bundle_id']}) is challenger: items counted until {done['until']}, "
         f"{done['joined']} joined\nsend it through the gate: {gate}"

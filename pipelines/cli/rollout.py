@@ -28,6 +28,8 @@ from pipelines.cli.options import (
 from pipelines.run.launch import existing_registry, run_datasets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from components.rollout.catalogue import ModelCatalogue
     from components.rollout.plan import Pace, Release
     from components.rollout.release import Rollout
@@ -87,7 +89,10 @@ def release(
     pace = Pace() if hold_s is None else Pace(hold_s=hold_s)
     sends_golden = not any((status, guard, dry_run))
     where, registry = (cluster, gateway if sends_golden else None), (tracking_uri, model_name)
-    datasets = [dataset] if dataset else run_datasets(context.home)
+
+    def datasets() -> list[Path]:
+        return [dataset] if dataset else run_datasets(context.home)
+
     rollout, catalogue = open_rollout(context, *where, datasets, registry, pace, trusted_keys, key, deployer)
     if status:
         show_release(context, *rollout.status())
@@ -138,7 +143,7 @@ def open_rollout(
     context: Context,
     cluster: str,
     gateway: str | None,
-    datasets: list[Path],
+    datasets: Callable[[], list[Path]],
     registry: tuple[str, str],
     pace: Pace,
     trusted_keys: Path | None = None,
@@ -201,7 +206,7 @@ def roll_back_traffic(
     from components.rollout.plan import Pace
 
     where = (cluster, gateway or None)
-    rollout, _ = open_rollout(context, *where, [], registry, Pace(hold_s=0.0), trusted_keys, key)
+    rollout, _ = open_rollout(context, *where, list, registry, Pace(hold_s=0.0), trusted_keys, key)
     show_release(context, rollout.rollback(), rollout.status()[1])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.home import command
+from components.home import MODEL_NAME, command
 from feature_repo.ids import closest
 from pipelines.cli.options import (
     DATA,
@@ -27,7 +27,6 @@ from pipelines.cli.options import (
     train_until_option,
     training_options,
 )
-from pipelines.run.launch import MODEL_NAME
 
 if TYPE_CHECKING:
     from pipelines.run.runs import Run, Size

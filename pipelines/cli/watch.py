@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from components.home import MODEL_NAME
 from feature_repo.errors import USAGE
 from pipelines.cli.options import FILE, PORT, Context, FiniteRange, common_options, read_token
-from pipelines.run.launch import MODEL_NAME
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid
 

@@ -12,8 +12,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from components.home import Conflict, command, dataset_lock, default_tracking_uri, read_running
-from feature_repo.errors import USAGE, RecoError, without_password
+from components.home import (
+    MODEL_NAME,
+    Conflict,
+    command,
+    dataset_lock,
+    default_tracking_uri,
+    read_running,
+    registry_command,
+)
+from feature_repo.errors import USAGE, RecoError
 from feature_repo.ids import closest
 from pipelines.run.arguments import ArgumentsInvalid, check_hyper_parameters, complete_arguments
 from pipelines.run.progress import duration
@@ -37,7 +45,6 @@ if TYPE_CHECKING:
     from monitoring.verdict import DriftVerdict
     from pipelines.run.submit import Kubeflow
 
-MODEL_NAME = "checkout-recommender"
 DATA_NAMES = ("complete-journey", "toy")
 log = logging.getLogger(__name__)
 
@@ -135,19 +142,12 @@ def existing_registry(home: Path, tracking_uri: str) -> str:
     return uri
 
 
-def promote_command(home: Path, tracking_uri: str, model_name: str, words: str = "promote") -> str:
-    """Return the command that reads this registry, without the password that its URI may hold."""
-    if tracking_uri not in ("", default_tracking_uri(home)):
-        words += f" --tracking-uri {shlex.quote(without_password(tracking_uri))}"
-    if model_name not in ("", MODEL_NAME):
-        words += f" --model-name {shlex.quote(model_name)}"
-    return command(home, words)
-
-
 def compare_again(run: Run) -> str:
     """Return the command that compares the version of a run that the gate refused."""
     uri, name = (str(run.arguments.get(key, "")) for key in ("tracking_uri", "model_name"))
-    return promote_command(run.folder.parents[1], uri, name, "promote --dry-run")
+    gate = run.arguments.get("gate_params", {})  # the defaults may judge otherwise
+    words = " ".join(["promote --dry-run", *(f"--gate {key}={value}" for key, value in gate.items())])
+    return registry_command(run.folder.parents[1], uri, name, words)
 
 
 def start_training(

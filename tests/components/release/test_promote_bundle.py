@@ -241,6 +241,7 @@ def test_an_alias_moved_by_hand_is_a_conflict_and_is_rolled_back(world: World) -
     ) as caught:
         world.promote("champion")
     assert caught.value.exit_code == 4
+    assert f"rollback --model-name {NAME}` moves it back" in str(caught.value), "it acts on this model"
     assert read_champion(world.home) == before
     assert world.rollback(dry_run=True)["version"] == "1"
     assert world.registry.alias("champion") == "2"

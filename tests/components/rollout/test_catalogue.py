@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 import components.release.promote_bundle as promote_module
 from components.release.gate import GateFailed
-from components.release.promote_bundle import promote_bundle
+from components.release.promote_bundle import NothingToCompare, promote_bundle
 from components.release.register_bundle import register_bundle
 from components.release.registry import Registry, RegistryRefused
 from components.release.signing import sign
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def catalogue(home: Path, uri: str, dataset: Path, tmp_path: Path) -> ModelCatalogue:
     store = (tmp_path / "store").as_uri()
-    return ModelCatalogue(home, lambda: uri, "recommender", [dataset], store, examine=as_planned)
+    return ModelCatalogue(home, lambda: uri, "recommender", lambda: [dataset], store, examine=as_planned)
 
 
 def record_of(catalogue: ModelCatalogue, version: str = "challenger") -> Release:
@@ -61,7 +61,7 @@ def test_a_version_is_checked_published_sealed_and_undone(
     assert registry.alias("champion") == records[1].version, "the old pods have this bundle, too"
     assert "refused" not in MlflowClient(uri, uri).get_model_version("recommender", "2").tags
     for _ in range(2):
-        catalogue.undo(records[1])
+        catalogue.undo(replace(records[1], sealed=True))
     assert read_champion(home).version == records[0].version
     assert [line.action for line in registry.history()] == ["promote", "promote", "rollback"]
     MlflowClient(uri, uri).delete_model_version("recommender", records[1].version)
@@ -75,6 +75,30 @@ def test_a_version_is_checked_published_sealed_and_undone(
     assert registry.version(record.version).refused == "rolled back"
     catalogue.seal(record)
     assert not registry.version(record.version).refused, "a later release of it went well"
+
+
+@champions(2)
+def test_a_champion_that_the_release_did_not_make_stays_after_its_abort(
+    catalogue: ModelCatalogue, registry: Registry, home: Path
+) -> None:
+    """A training promoted it; the release is aborted before its seal."""
+    catalogue.undo(replace(record_of(catalogue, "2"), reason="no traffic"))
+    assert (registry.alias("champion"), read_champion(home).version) == ("2", "2")
+    assert registry.version("2").refused == "no traffic", "who waits for the release learns its end"
+
+
+def test_a_data_set_that_came_after_the_start_of_a_watch_is_found(
+    evaluated: Callable[..., Path], home: Path, uri: str, dataset: Path, tmp_path: Path
+) -> None:
+    datasets: list[Path] = []
+    where = (home, lambda: uri, "recommender", lambda: datasets, (tmp_path / "store").as_uri())
+    catalogue = ModelCatalogue(*where, examine=as_planned)
+    register_bundle(evaluated("one"), uri, "recommender")
+    record = record_of(catalogue)
+    with pytest.raises(NothingToCompare):
+        catalogue.check(record)
+    datasets.append(dataset)
+    catalogue.check(record)
 
 
 def test_another_registry_than_that_of_the_release_is_not_told_of_its_end(
@@ -149,7 +173,7 @@ def test_the_champion_of_a_home_follows_a_release_that_another_home_ended(
     dataset: Path,
     tmp_path: Path,
 ) -> None:
-    where = (lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    where = (lambda: uri, "recommender", lambda: [dataset], (tmp_path / "store").as_uri())
     laptop = ModelCatalogue(tmp_path / "laptop", *where, examine=as_planned)
     records = []
     for name, quality, by in (("one", 0.16, catalogue), ("two", 0.17, laptop)):
@@ -230,7 +254,7 @@ def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_s
     evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str, dataset: Path, tmp_path: Path
 ) -> None:
     key, public = write_keys(tmp_path, "ours")
-    where = (home, lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    where = (home, lambda: uri, "recommender", lambda: [dataset], (tmp_path / "store").as_uri())
     catalogue = ModelCatalogue(*where, trusted_keys=public.parent, key=key, examine=as_planned)
     for name, quality in (("one", 0.17), ("two", 0.18)):
         bundle = evaluated(name, quality)
@@ -244,7 +268,7 @@ def test_with_trusted_keys_only_signed_versions_reach_pods_and_the_way_back_is_s
         catalogue.publish(record)
         assert check_signed(tmp_path / "store" / record.bundle_id, public.parent).key == public
         catalogue.seal(record)
-    catalogue.undo(record)
+    catalogue.undo(replace(record, sealed=True))
     champion = read_champion(home)
     assert champion.version == "1"
     check_signed(champion.bundle(home), public.parent, home / "bundles" / record.bundle_id)
@@ -254,7 +278,7 @@ def test_pods_get_the_newest_signatures_of_the_registry(
     evaluated: Callable[..., Path], registry: Registry, home: Path, uri: str, dataset: Path, tmp_path: Path
 ) -> None:
     key, public = write_keys(tmp_path, "ours")
-    where = (home, lambda: uri, "recommender", [dataset], (tmp_path / "store").as_uri())
+    where = (home, lambda: uri, "recommender", lambda: [dataset], (tmp_path / "store").as_uri())
     catalogue = ModelCatalogue(*where, trusted_keys=public.parent, examine=as_planned)
     bundle = evaluated("one")
     register_bundle(bundle, uri, "recommender")

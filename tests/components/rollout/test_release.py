@@ -530,6 +530,24 @@ def test_a_conflict_of_the_registry_before_any_pod_ends_the_release(cluster: Toy
     assert cluster.release("3").state == "done"
 
 
+@pytest.mark.parametrize("state", ["verify", "seal"])
+def test_a_release_waits_for_another_promotion_of_its_home(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    asked: list[str] = []
+
+    def ask(act: str) -> None:
+        asked.append(act)
+        cluster.catalogue.busy = 1 if act == state and asked.count(act) <= 3 else 0
+
+    monkeypatch.setattr(cluster.catalogue, "_ask", ask)
+    assert cluster.release().state == "done"
+    assert asked.count(state) == 4
+    assert cluster.catalogue.refused == []
+    waits = [line for line in cluster.said if "waits: process 7 is judging version 5" in line]
+    assert len(waits) == 1, "it is said once"
+
+
 def test_a_conflict_at_the_seal_leaves_all_traffic_and_a_rollback_ends_it(cluster: ToyCluster) -> None:
     cluster.catalogue.conflict_at = "seal"
     with pytest.raises(Conflict, match="moved by hand"):

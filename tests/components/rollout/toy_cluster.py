@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import yaml
 
-from components.home import Conflict
+from components.home import Busy, Conflict
 from components.release.registry import RegistryRefused
 from components.rollout.cluster import Cluster
 from components.rollout.manifests import SLOTS, backend, service, source_of, weights
@@ -66,7 +66,7 @@ class ToyCatalogue:
     def __init__(self, bundle: Path, wrote: Callable[[], None]) -> None:
         self.champions, self.published, self._bundle, self._wrote = ["1"], set[str](), bundle, wrote
         self.away_at: set[str] = set()
-        self.conflict_at = ""
+        self.conflict_at, self.busy = "", 0
         self.refused: list[str] = []
         self.fetched: list[str] = []
         self.challenger: str | None = None
@@ -97,6 +97,12 @@ class ToyCatalogue:
 
     def check(self, record: Release) -> None:
         self._ask("verify")
+        self._wait()
+
+    def _wait(self) -> None:
+        if self.busy:
+            self.busy -= 1
+            raise Busy("process 7 is judging version 5")
 
     def publish(self, record: Release) -> None:
         self._ask("publish")
@@ -106,6 +112,7 @@ class ToyCatalogue:
 
     def seal(self, record: Release) -> None:
         self._ask("seal")
+        self._wait()
         if self.champions[-1] != record.version:
             if record.kind == "rollback":
                 self.champions.pop()

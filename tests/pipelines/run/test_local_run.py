@@ -133,6 +133,9 @@ def test_a_refused_model_comes_without_advice_to_retry(tmp_path: Path, spec: Spe
     assert told.endswith("promote --dry-run --tracking-uri https://mlflow.example/a --model-name shop"), (
         "the home's own registry holds another challenger"
     )
+    run.arguments["gate_params"] = {"over_blend": 1.0, "over_champion": 1.05}
+    told = str(StepFailed(run, "promote-bundle", "GateFailed: ndcg_at_10 is 0.1, needed 0.2", 1))
+    assert "promote --dry-run --gate over_blend=1.0 --gate over_champion=1.05 --tracking-uri" in told
 
 
 def test_only_the_newest_runs_keep_their_artifacts_and_a_resumed_one(

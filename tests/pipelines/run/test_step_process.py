@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 @partial(dsl.component, base_image="test-python:1", install_kfp_package=False)
 def threads() -> str:
-    """Return whether it collects garbage, and the threads of the numeric libraries: to come, and there."""
+    """Return whether garbage is collected, and the threads: of libraries to come, and of those there."""
     import gc
     import os
     import warnings
