@@ -113,13 +113,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.relative_to(root).as_posix(), len(place)))
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests live to the end: no later collection has to look at them.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Modules and tests live to the end: no later collection has to look at them, nor at 15 MB of garbage.
 
     Tests import more, so full collections are rare.
     """
     gc.freeze()
-    gc.set_threshold(10_000, 10, 100)
+    gc.set_threshold(10_000, 10, 20)
     gc.enable()
 
 
