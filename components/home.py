@@ -21,7 +21,7 @@ from feature_repo.atomic_files import write_file
 from feature_repo.errors import CONFLICT, RecoError, without_password
 from serving.settings import configured_home
 
-MODEL_NAME = "checkout-recommender"  # in the registry, if nobody names another
+MODEL_NAME = "checkout-recommender"  # in the registry, unless another is named
 UPDATE_LOCK = "update.lock"  # `extend` and `refresh` build in one folder each, and register its content
 LOOK_S = 0.1  # `read_running` holds a lock for a moment; a writer waits that long for it
 

@@ -22,7 +22,7 @@ def test_a_tensor_that_is_no_text_is_refused(recommender: Recommender) -> None:
 
 
 def test_an_output_that_is_unknown_is_refused_before_an_answer_is_logged(recommender: Recommender) -> None:
-    """A list that nobody saw would count as shown: in the log, in the next training, in the KPIs."""
+    """A list that was not shown would count as one: in the log, in the next training, in the KPIs."""
     from kserve import InferInput, InferRequest
     from kserve.errors import InvalidInput
     from kserve.protocol.infer_type import RequestedOutput
