@@ -537,7 +537,8 @@ def test_only_what_a_trusted_key_signed_is_promoted(world: World, tmp_path: Path
         raise AssertionError("an unsigned bundle is opened")
 
     world.register("one")
-    with pytest.raises(GateFailed, match=r"signature: .* bundle\.sig is missing: `reco .*sign 1 --key KEY --model"):
+    missing = r"signature: .* signed it, bundle\.sig is missing: `reco .*sign 1 --key KEY --model-name"
+    with pytest.raises(GateFailed, match=missing):
         world.promote(trusted_keys=trusted, examine=never)
     assert len(world.promote(trusted_keys=trusted, examine=never, dry_run=True)["checks"]) == 1
     world.sign("1", key, datetime(2026, 11, 2, tzinfo=UTC))  # after its files were fetched
