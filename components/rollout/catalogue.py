@@ -166,13 +166,13 @@ class ModelCatalogue:
         """
         registry, keeps = self._registry(), record.kind == ROLLBACK or record.again
         _check_registry(registry, record)
-        is_champion = registry.alias(CHAMPION) == record.version
-        others = [version for version in stack(registry.history()) if version != record.version]
-        if not keeps and record.sealed and is_champion and any_left(registry, others):
-            self._go_back()
-        elif not keeps and record.sealed:
-            with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort
-                self._follow()  # as in `seal`
+        if not keeps and record.sealed:
+            others = [version for version in stack(registry.history()) if version != record.version]
+            if registry.alias(CHAMPION) == record.version and any_left(registry, others):
+                self._go_back()
+            else:
+                with suppress(BundleInvalid):  # the pointer is for the watch: it holds up no abort
+                    self._follow()  # as in `seal`
         registry.unpoint(CHALLENGER, record.version)
         if not keeps:
             with suppress(RegistryRefused):  # a person deleted the version

@@ -168,13 +168,13 @@ class Slots:
                 pod.ready = True
                 self._show(slot, pod)
             return
-        was_ready = pod.ready or pod.restarts > 0
-        if source_of(found) and not pod.ready and pod.restarts:
+        is_wanted = bool(source_of(found)) and (pod.ready or pod.restarts > 0)  # its bundle was ready before
+        if is_wanted and not pod.ready:
             if time.monotonic() < pod.started + min(AGAIN_S * pod.restarts, LONGEST_AGAIN_S):
                 return
             (self._logs / f"{pod.name}.log").unlink()  # the next one says the same
         self._drop(slot, pod)
-        if was_ready and source_of(found):  # the kubelet starts it again
+        if is_wanted:  # the kubelet starts it again
             self._pods[slot].append(self._start(slot, pod.found, pod.restarts + 1))
         else:
             self._failed[slot] = pod.found["spec"]
