@@ -16,8 +16,8 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-# Measured apart: 100 minutes of waiting for pages, an hour of tuning, and ten minutes of releases.
-BESIDE = ("alerts", "peers", "release")
+# Measured apart: 100 minutes of waiting for pages, and at least 40 minutes of tuning.
+BESIDE = ("alerts", "peers")
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 FASTER = "faster"  # of another machine: an extract of its results
 FULL = "full"  # of `reco run` and `reco run --full`, one after the other: an extract of their evaluations
@@ -89,7 +89,7 @@ def provenance() -> str:
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
-        f"`make figures` measures all results one after the other, except {', '.join(map(code, BESIDE))}, "
+        f"`make figures` measures all results one after the other, except {' and '.join(map(code, BESIDE))}, "
         "which\n"
         "take too long, and the results of removed mechanisms. Each comes from a command of `reco bench` or\n"
         "`reco drill`.\n\n"
