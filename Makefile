@@ -10,9 +10,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
 FIGURES := .reco/figures
-# Workers of the test run on two cores: many tests wait. Five need 9 GiB of memory, four 8.
+# Workers of the test run on two cores: many tests wait. Seven need 10.5 GiB of memory, four 8.
 WORKERS ?= $(shell { cat /sys/fs/cgroup/memory.max 2> /dev/null; sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1000/p' \
-    /proc/meminfo; } | awk '/^[0-9]/ && $$1 < 10e9 { fewer = 1 } END { print 5 - fewer }')
+    /proc/meminfo; } | awk '/^[0-9]/ && $$1 < 13e9 { fewer = 3 } END { print 7 - fewer }')
 
 .PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 

@@ -22,6 +22,8 @@ import sys
 import tempfile
 
 gc.disable()  # until all is collected: a sixth of the time would go into looking at modules, which stay
+if "PYTEST_XDIST_WORKER" in os.environ:  # the handler that is registered first runs last
+    atexit.register(os._exit, 0)  # all is reported: to take all modules down would take workers ten seconds
 # Before numpy: its thread pool reads this once. Two test workers on two cores leave one thread to each, and
 # single-threaded sums are the same on every machine.
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
