@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +208,20 @@ def _derived_ids(events: pd.DataFrame) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------- check
 
 
-def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.DataFrame, pd.Series]:
+def check_events(
+    events: pd.DataFrame, now: datetime | None = None, published: int = 0
+) -> tuple[pd.DataFrame, pd.Series]:
     """Split completed events into those that keep the contract and the reasons why the others do not.
 
     A basket that two users bought, or that was bought at two times, is refused as a whole: the data do not
     show which of its lines are right. Impressions may share it: their basket is the id of a request, which
     a checkout may give again.
+
+    Args:
+        events: with all columns, see `complete_columns`.
+        now: the time; no event may be a day later.
+        published: so many of the first events stand in a published data set. Where a later line contradicts
+            them, only that line is refused.
 
     Returns:
         The good rows, and for each bad row (by index) the first rule it breaks.
@@ -246,23 +255,33 @@ def check_events(events: pd.DataFrame, now: datetime | None = None) -> tuple[pd.
         refuse((value < 0) | (value > MAX_PRICE), f"{name} is not a number from 0 to {MAX_PRICE:.0f}")
     line = ["basket_id", "item_id", "event_type"]
     bought = bought & fine
-    refuse(_contradicts(events, fine, "event_id", line), "its event_id names different lines")
-    refuse(_contradicts(events, bought, "basket_id", ["user_id"]), "its basket names two users")
-    refuse(_contradicts(events, bought, "basket_id", ["at"]), "its basket was bought at two times")
+    contradicts = partial(_contradicts, events, np.arange(len(events)) < published)
+    refuse(contradicts(fine, "event_id", line), "its event_id names different lines")
+    refuse(contradicts(bought, "basket_id", ["user_id"]), "its basket names two users")
+    refuse(contradicts(bought, "basket_id", ["at"]), "its basket was bought at two times")
     return events[fine], pd.Series(reasons[~fine], index=events.index[~fine], dtype=object)
 
 
-def _contradicts(events: pd.DataFrame, rows: np.ndarray, group: str, columns: list[str]) -> np.ndarray:
-    """Return which of the rows share a group with a row that differs in one of the columns."""
+def _contradicts(
+    events: pd.DataFrame, stands: np.ndarray, rows: np.ndarray, group: str, columns: list[str]
+) -> np.ndarray:
+    """Return which of the rows share a group with a row that differs in one of the columns.
+
+    Where the first row of a group stands, only those that differ from it are, unless one of them stands, too.
+    """
     codes, distinct = pd.factorize(events.loc[rows, group])
-    wrong = np.zeros(len(distinct), bool)
+    stands = stands[rows]
+    known = np.zeros(len(distinct), bool)
+    known[codes[stands]] = True
+    wrong, differs = np.zeros(len(distinct), bool), np.zeros(len(codes), bool)
     for column in columns:
         value, _ = pd.factorize(events.loc[rows, column])
         first = np.zeros(len(distinct), value.dtype)
         first[codes[::-1]] = value[::-1]
-        wrong[codes[value != first[codes]]] = True
+        differs |= value != first[codes]
+    wrong[codes[differs & (stands | ~known[codes])]] = True
     result = np.zeros(len(events), bool)
-    result[rows] = wrong[codes]
+    result[rows] = wrong[codes] | differs
     return result
 
 

@@ -19,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from components.data.complete_journey import read_complete_journey
+from feature_repo.aggregates import BATCH
 from feature_repo.atomic_files import read_json
 from feature_repo.events import (
     ITEM_COLUMNS,
@@ -89,7 +90,7 @@ def ingest_events(
     check_target(dataset)
     beside = dataset.with_name(dataset.name + ".quarantine")
     shutil.rmtree(beside, ignore_errors=True)  # of an earlier attempt
-    found, torn = _read(data)
+    found, torn, published = _read(data)
     if found.events.empty and len(torn):
         raise _too_many(torn, len(torn), max_quarantine_ratio, write_quarantine(beside, torn))
     complete = complete_columns(found.events)
@@ -99,7 +100,7 @@ def ingest_events(
         raise EventsInvalid("all events are of users who are to be forgotten: bring others")
     rows = len(found.events) + len(torn) - int(gone.sum())
     torn = torn[~_torn_of_forgotten(torn, forgotten)]
-    good, reasons = check_events(complete[~gone])
+    good, reasons = check_events(complete[~gone], published=int((~gone[:published]).sum()))
     refused = _refused(found.events, reasons, torn)
     ratio = len(refused) / rows
     log.info("%d rows read from %s, %d refused", rows, data, len(refused))
@@ -210,10 +211,13 @@ def _torn(lines: list[tuple[int, str, str]]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["row", "reason", "text"])
 
 
-def _read(data: str) -> tuple[Dataset, pd.DataFrame]:
-    """Return a data set whose events are raw, and the lines that did not even parse."""
+def _read(data: str) -> tuple[Dataset, pd.DataFrame, int]:
+    """Return a data set whose events are raw, the lines that did not even parse, and the number published.
+
+    The first events are those of the archive's published data set; other data have none.
+    """
     if data in BUILT_IN:
-        return BUILT_IN[data](), _torn([])
+        return BUILT_IN[data](), _torn([]), 0
     path = Path(data)
     if not data or not path.exists():
         hint = did_you_mean(data, BUILT_IN)
@@ -224,25 +228,26 @@ def _read(data: str) -> tuple[Dataset, pd.DataFrame]:
     return _read_files(path)
 
 
-def _read_files(path: Path) -> tuple[Dataset, pd.DataFrame]:
+def _read_files(path: Path) -> tuple[Dataset, pd.DataFrame, int]:
     """Read `events` and the table of items beside it; a single file is the events alone."""
     file = path if path.is_file() else _table_file(path, "events")
     if file is None and (path / EVENTS).is_dir():
-        return _read_archive(path), _torn([])
+        return _read_archive(path)
     if file is None:
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise EventsInvalid(f"{path} holds {held}, expected events.parquet or events.csv: put one there")
     raw, torn = _read_table(file)
     manifest = {"name": path.resolve().name, "timezone": _timezone(file.parent)}
     items = _items(None if path.is_file() else _table_file(path, "items"))
-    return Dataset(raw, items, manifest), torn
+    return Dataset(raw, items, manifest), torn, 0
 
 
-def _read_archive(offline_store: Path) -> Dataset:
-    """Read a home's offline store: all published events and all events streamed since."""
-    events = read_archive(offline_store / EVENTS).drop_columns(["version"]).to_pandas()
+def _read_archive(offline_store: Path) -> tuple[Dataset, pd.DataFrame, int]:
+    """Read a home's offline store: all published events, then all events streamed since."""
+    events = read_archive(offline_store / EVENTS).to_pandas()
+    published = int((events.pop("version") == BATCH).sum())
     manifest = {"name": "archive", "timezone": _timezone(offline_store)}
-    return Dataset(events, _items(_table_file(offline_store, "items")), manifest)
+    return Dataset(events, _items(_table_file(offline_store, "items")), manifest), _torn([]), published
 
 
 def _table_file(path: Path, name: str) -> Path | None:

@@ -251,6 +251,18 @@ def test_a_basket_that_contradicts_itself_is_refused_as_a_whole(
     assert [*good.index] == [row for row in range(len(changes)) if row not in expected]
 
 
+@pytest.mark.parametrize(
+    ("published", "refused"), [(0, [0, 1, 2, 3]), (1, [2, 3]), (2, [2, 3]), (3, [0, 1, 2, 3])]
+)
+def test_what_is_published_stands_against_later_lines(published: int, refused: list[int]) -> None:
+    """Unless it contradicts itself, as the third line does."""
+    of_another = {**OF_B, "user_id": "u2", "item_id": "bread"}
+    lines = rows(OF_B, {**OF_B, "item_id": "tea"}, of_another, {**OF_B, "at": LATER, "item_id": "jam"}, {})
+    good, reasons = check_events(complete_columns(lines), NOW, published)
+    assert [*reasons.index] == refused
+    assert [*good.index] == [row for row in range(5) if row not in refused]
+
+
 def test_impressions_may_have_other_times_and_users_than_the_purchase() -> None:
     """Their basket is the request's id: a checkout may give the same one to each request."""
     shown = {**OF_B, "at": "2026-03-01T08:59:00Z", "event_type": "impression"}

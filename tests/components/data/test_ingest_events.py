@@ -213,6 +213,28 @@ def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path
         assert (len(row), row.paid.sum()) == (4, 8.0)
 
 
+def test_a_streamed_line_takes_no_published_basket_along(tmp_path: Path) -> None:
+    """And the next training refuses it again: what it contradicts is still there."""
+    lines = [("e0", "b0", "u1", 0), ("e1", "b1", "u1", 60), ("e2", "b1", "u2", 70)]
+    events = pd.DataFrame(lines, columns=["event_id", "basket_id", "user_id", "at"]).assign(item_id="tea")
+    events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="D")
+    whole = pa.Table.from_pandas(whole_events(events)[EVENT_SCHEMA.names], EVENT_SCHEMA, preserve_index=False)
+    archive = tmp_path / "offline_store" / EVENTS
+    write_segment(archive, whole[:2], BASE)
+    write_segment(
+        archive, whole[2:].append_column("version", pa.array([0], pa.int64())), streamed_name(0, 0, 0)
+    )
+    for turn in range(2):
+        place = tmp_path / str(turn)
+        found = ingested(
+            tmp_path / "offline_store", place, train_until="2024-02-01", max_quarantine_ratio=0.5
+        )
+        assert found.events["event_id"].tolist() == ["e0", "e1"]
+        refused = json.loads((place / "quarantine.jsonl").read_text())
+        assert (refused["event_id"], refused["reason"]) == ("e2", "its basket names two users")
+        write_segment(archive, pa.Table.from_pandas(found.events, EVENT_SCHEMA, preserve_index=False), BASE)
+
+
 def test_many_bad_rows_stop_the_run_and_leave_their_reasons(source: Path, tmp_path: Path) -> None:
     (source / "events.csv").write_text(CSV + BAD)
     with pytest.raises(
