@@ -10,9 +10,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
 FIGURES := .reco/figures
-# Workers of the test run on two cores: many tests wait. Seven need 10.5 GiB of memory, four 8.
-WORKERS ?= $(shell { cat /sys/fs/cgroup/memory.max 2> /dev/null; sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1000/p' \
-    /proc/meminfo; } | awk '/^[0-9]/ && $$1 < 13e9 { fewer = 3 } END { print 7 - fewer }')
+# Workers of the test run on two cores: many tests wait. Seven need 10.5 GiB of memory, five 9, four 8.
+WORKERS ?= $(shell { cat /sys/fs/cgroup/memory.max 2> /dev/null || true; \
+    sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1000/p' /proc/meminfo; } | sort -g | \
+    awk '/^[0-9]/ { print ($$1 < 10e9 ? 4 : $$1 < 13e9 ? 5 : 7); exit }')
 
 .PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 
@@ -50,7 +51,7 @@ docs: $(READY) ## the documentation on http://127.0.0.1:8000, rebuilt at each ch
 	$(BIN)/python -W ignore -m tests.docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-figures: $(READY) ## measure every published figure on this commit and champion, about 80 minutes; write the pages
+figures: $(READY) ## measure the published figures on this commit and champion, about 80 minutes; write the pages
 	$(BIN)/reco figures --out $(FIGURES)
 	cp $(FIGURES)/*.json $(FIGURES)/*.md $(FIGURES)/*.png docs/figures/
 	$(BIN)/python -W ignore -m tests.docs.generate

@@ -214,14 +214,13 @@ def check_events(
     """Split completed events into those that keep the contract and the reasons why the others do not.
 
     A basket that two users bought, or that was bought at two times, is refused as a whole: the data do not
-    show which of its lines are right. Impressions may share it: their basket is the id of a request, which
-    a checkout may give again.
+    show which of its lines are right. A published basket stays, and the lines that contradict it are refused.
+    Impressions may share a basket: theirs is the id of a request, which a checkout may give again.
 
     Args:
         events: with all columns, see `complete_columns`.
         now: the time; no event may be a day later.
-        published: so many of the first events stand in a published data set. Where a later line contradicts
-            them, only that line is refused.
+        published: so many of the first events are of a published data set.
 
     Returns:
         The good rows, and for each bad row (by index) the first rule it breaks.
@@ -267,7 +266,8 @@ def _contradicts(
 ) -> np.ndarray:
     """Return which of the rows share a group with a row that differs in one of the columns.
 
-    Where the first row of a group stands, only those that differ from it are, unless one of them stands, too.
+    If the first row of a group stands, only the rows that differ from it are; if one of these stands, too,
+    the whole group is.
     """
     codes, distinct = pd.factorize(events.loc[rows, group])
     stands = stands[rows]

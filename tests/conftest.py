@@ -22,10 +22,18 @@ import sys
 import tempfile
 
 gc.disable()  # until all is collected: a sixth of the time would go into looking at modules, which stay
-if "PYTEST_XDIST_WORKER" in os.environ:  # the handler that is registered first runs last
-    atexit.register(os._exit, 0)  # all is reported: to take all modules down would take workers ten seconds
-# Before numpy: its thread pool reads this once. Two test workers on two cores leave one thread to each, and
-# single-threaded sums are the same on every machine.
+_worker = 0  # process number of this process, if it is a worker of pytest-xdist
+
+
+def _end_worker() -> None:
+    """End without taking all modules down: of seven workers xdist would wait ten seconds, then kill them."""
+    if os.getpid() == _worker:  # not a fork of it
+        os._exit(0)  # it has reported all
+
+
+atexit.register(_end_worker)  # before all others here, so it runs after them
+# Before numpy: its thread pool reads this once. There are more test workers than cores, and single-threaded
+# sums are the same on every machine.
 for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(pool, "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of LightGBM that wait must not spin
@@ -78,7 +86,7 @@ def _guarded() -> Path:
 CONNECTIONS = _guarded()
 
 # Files go to the workers in this order, so that no long one starts when the others have ended. The first one
-# makes `toy_line`, for which many of the long ones wait; the five after it need none.
+# makes `toy_line`, for which many of the long ones wait; the seven after it need none.
 LONGEST_FIRST = (
     "pipelines/drills/test_run.py",
     "feature_repo/stream/test_stream.py",
@@ -86,12 +94,12 @@ LONGEST_FIRST = (
     "components/release/test_promote_bundle.py",
     "feature_repo/stream/test_fact_stream.py",
     "components/rollout/test_release.py",
+    "serving/test_processes.py",
+    "fuzz/test_fuzz.py",
     "docs/test_tutorial.py",
     "pipelines/bench/test_features.py",
     "components/release/test_examination.py",
     "components/privacy/test_forget_user.py",
-    "fuzz/test_fuzz.py",
-    "serving/test_processes.py",
     "components/ranker/test_train_ranker.py",
     "serving/api/test_http_server.py",
     "serving/test_server.py",
@@ -110,6 +118,11 @@ LONGEST_FIRST = (
     "test_adding_a_ranker.py",
     "test_no_outside_connection.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _worker
+    _worker = os.getpid() if hasattr(config, "workerinput") else 0
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -135,7 +148,7 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
-# Libraries that count their own objects find them again: they report leaks at the end.
+# Libraries that count their own objects find them again: without workers they report leaks at the end.
 atexit.register(gc.unfreeze)
 
 

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -133,6 +134,19 @@ def test_ci_gives_the_tests_more_time_than_they_take() -> None:
         r"make test .*: \d+ to (\d+) minutes", (ROOT / "README.md").read_text(encoding="utf-8")
     )
     assert workflow["jobs"]["test"]["timeout-minutes"] > int(longest)
+
+
+@pytest.mark.slow
+def test_the_number_of_test_workers_follows_free_memory() -> None:
+    """Also where no file names the container's limit."""
+    rule = ["make", "-s", "--eval", "workers: ; @echo $(WORKERS)", "workers"]
+    plain = {"PATH": os.environ["PATH"]}
+    chosen = int(subprocess.run(rule, cwd=ROOT, env=plain, stdout=subprocess.PIPE, check=True).stdout)
+    limit = Path("/sys/fs/cgroup/memory.max")
+    limits = [limit.read_text()] if limit.exists() else []
+    free = min([psutil.virtual_memory().available, *(int(text) for text in limits if text[0].isdigit())])
+    near = range(int(free - 1e9), int(free + 1e9), 10**8)  # other tests run
+    assert chosen in {4 if left < 10e9 else 5 if left < 13e9 else 7 for left in near}
 
 
 @pytest.mark.slow

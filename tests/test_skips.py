@@ -1,4 +1,7 @@
-"""In CI a skipped test fails, unless its reason is listed; a fast test that starts a process fails."""
+"""In CI a skipped test fails, unless its reason is listed; a fast test that starts a process fails.
+
+And a program that a test starts is no test worker.
+"""
 
 import subprocess
 import sys
@@ -6,6 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import SKIPS_IN_CI, refuse_skip
+from tests.programs import environment
 
 
 def skipped(reason: str) -> pytest.TestReport:
@@ -42,3 +46,12 @@ def test_a_fast_test_starts_no_process() -> None:
         sys.audit("os.fork")  # what os.fork() says of itself: it has no arguments
     with pytest.raises(RuntimeError, match=r"starts a process .subprocess.Popen .*python"):
         subprocess.run([sys.executable, "-V"], check=False)
+
+
+@pytest.mark.slow
+def test_a_program_keeps_its_last_words_and_its_exit_code() -> None:
+    """Workers end at once; a program of theirs may import `tests.conftest`, too."""
+    program = "import sys, tests.conftest; print('my last words'); sys.exit(3)"
+    inherited = environment() | {"PYTEST_XDIST_WORKER": "gw0", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=inherited, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (3, b"my last words\n")

@@ -212,9 +212,9 @@ def _torn(lines: list[tuple[int, str, str]]) -> pd.DataFrame:
 
 
 def _read(data: str) -> tuple[Dataset, pd.DataFrame, int]:
-    """Return a data set whose events are raw, the lines that did not even parse, and the number published.
+    """Return a data set whose events are raw, the lines that did not even parse, and a number of events.
 
-    The first events are those of the archive's published data set; other data have none.
+    So many of the first events are of the archive's published data set; 0 for all other data.
     """
     if data in BUILT_IN:
         return BUILT_IN[data](), _torn([]), 0

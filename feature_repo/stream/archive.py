@@ -62,7 +62,7 @@ def with_version(events: pa.Table) -> pa.Table:
 def read_archive(
     archive: Path, users: Collection[str] | None = None, event_type: str | None = None
 ) -> pa.Table:
-    """Return the events of all segments, each event once, as it first arrived.
+    """Return the events of all segments, each event once, as it first arrived; those of the base come first.
 
     Args:
         archive: the directory.
@@ -87,7 +87,8 @@ def read_archive(
     events = events.take(pc.sort_indices(events, [("version", "ascending")]))
     first = pa.table({"event_id": events["event_id"], "row": np.arange(len(events))})
     kept = first.group_by("event_id", use_threads=False).aggregate([("row", "min")])["row_min"]
-    return events if len(kept) == len(events) else events.take(kept)
+    # The groups of PyArrow need not be in the order of their first rows.
+    return events if len(kept) == len(events) else events.take(np.sort(kept.to_numpy()))
 
 
 def archived_rows(archive: Path, users: Collection[str] | None) -> Iterator[tuple[str, UserEvents]]:

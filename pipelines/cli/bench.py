@@ -272,7 +272,7 @@ def bench_drift(context: Context, out: Path, data: str) -> Any:
 @results_folder("figures")
 @common_options
 def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool, out: Path) -> None:
-    """Measure each result that the docs publish.
+    """Measure the results that the docs publish, except `alerts` and `peers`.
 
     NAME is one or more of --list; without, all of them, in about 80 minutes. Measures the champion of this
     home on this commit. Skips results of the same commit, champion and processor.

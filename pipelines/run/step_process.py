@@ -28,7 +28,14 @@ from pipelines.run.graph import Outputs, Spec
 END_S, LOOK_S = 10.0, 0.02  # that a step gets between SIGTERM and SIGKILL; between two looks
 # Most steps of a training import them: seconds each. The last two are of PyTorch's export.
 EXPORT = ("onnxscript.function_libs.torch_lib.ops", "torch._functorch.partitioners")
-HEAVY = ("mlflow.store.tracking.sqlalchemy_store", "torch", "torch._dynamo", "pandas", "numba", *EXPORT)
+HEAVY = (
+    "mlflow.store.tracking.sqlalchemy_workspace_store",
+    "torch",
+    "torch._dynamo",
+    "pandas",
+    "numba",
+    *EXPORT,
+)
 
 
 class ServerEnded(RecoError):

@@ -16,7 +16,7 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-# Measured apart: 100 minutes of waiting for pages, and at least 40 minutes of tuning.
+# Measured apart: 100 minutes of waiting for pages, and an hour of tuning.
 BESIDE = ("alerts", "peers")
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 FASTER = "faster"  # of another machine: an extract of its results

@@ -214,7 +214,7 @@ def test_training_on_the_archive_again_and_again_counts_each_event_once(tmp_path
 
 
 def test_a_streamed_line_takes_no_published_basket_along(tmp_path: Path) -> None:
-    """And the next training refuses it again: what it contradicts is still there."""
+    """And the next training refuses it again: the basket is still there."""
     lines = [("e0", "b0", "u1", 0), ("e1", "b1", "u1", 60), ("e2", "b1", "u2", 70)]
     events = pd.DataFrame(lines, columns=["event_id", "basket_id", "user_id", "at"]).assign(item_id="tea")
     events["at"] = pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(events["at"], unit="D")

@@ -8,6 +8,7 @@ import pytest
 from pipelines.bench import figures
 from pipelines.bench.figures import PLAN, FiguresIncomplete, measure_figures, plan_table
 from pipelines.cli.shell import main
+from pipelines.drills.canary import CASES
 from serving.errors import NoChampion
 from serving.release.champion import Champion, write_champion
 from tests.pipelines.cli.conftest import home
@@ -38,6 +39,11 @@ def test_each_command_of_the_plan_exists(bench: figures.PublishedBench, is_short
             with command.make_context(name, rest, parent=top) as group:
                 name, command, rest = command.resolve_command(group, rest)
         assert command.make_context(name, rest, parent=top).params["out"] == Path("somewhere")
+
+
+def test_the_short_release_drill_is_one_of_its_cases() -> None:
+    [release] = [bench for bench in PLAN if bench.name == "release"]
+    assert release.short in {case.name for case in CASES}
 
 
 def test_changed_files_and_unknown_names_are_refused(
