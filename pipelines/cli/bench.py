@@ -272,10 +272,10 @@ def bench_drift(context: Context, out: Path, data: str) -> Any:
 @results_folder("figures")
 @common_options
 def figures(context: Context, names: tuple[str, ...], listed: bool, short: bool, out: Path) -> None:
-    """Measure the results that the docs publish, except `alerts` and `peers`.
+    """Measure the results that the docs publish.
 
-    NAME is one or more of --list; without, all of them, in about 80 minutes. Measures the champion of this
-    home on this commit. Skips results of the same commit, champion and processor.
+    NAME is one or more of --list; without, all but `peers` and `alerts`, in about 80 minutes. Measures the
+    champion of this home on this commit. Skips results of the same commit, champion and processor.
     """
     _require_instruments("pipelines.bench")
     from pipelines.bench.figures import measure_figures, plan_table

@@ -19,7 +19,7 @@ import threading
 import traceback
 import warnings
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from serving.errors import RecommendError
 from serving.metrics import REQUEST_LOG_DROPPED
@@ -93,11 +93,24 @@ def traceback_without_messages(error: BaseException) -> str:
     return "\nwhich came after:\n".join(parts)
 
 
+def unbuffered(stream: TextIO) -> BinaryIO:
+    """Return a stream without its buffer, for which an ending process would wait if nothing reads it."""
+    raw: BinaryIO = getattr(stream.buffer, "raw", stream.buffer)
+    return raw
+
+
 def write_whole(stream: BinaryIO, lines: bytes) -> None:
-    """Write lines in one piece of their own, which a pipe keeps whole up to PIPE_BUF bytes."""
+    """Write lines in one piece of their own, which a pipe keeps whole up to PIPE_BUF bytes.
+
+    Raises:
+        OSError: the stream is closed, or does not block and is full.
+    """
     with _WRITING:  # else the lines of two threads might leave as one longer piece
-        stream.write(lines)
-        stream.flush()
+        while lines:
+            written = stream.write(lines)
+            if written is None:
+                raise BlockingIOError("the stream is full")
+            lines = lines[written:]
 
 
 class BackgroundHandler(logging.Handler):

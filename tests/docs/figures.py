@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from pipelines.bench.compression import whole_ensemble
-from pipelines.bench.figures import PLAN
+from pipelines.bench.figures import ONLY_BY_NAME, PLAN
 from pipelines.bench.load.report import goal_table
 from pipelines.bench.quality import judge_quality
 from pipelines.bench.report import busy_line, with_interval
@@ -16,8 +16,7 @@ from tests.docs.reference import HEAD, code, table
 from tests.docs.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
-# Measured apart: 100 minutes of waiting for pages, and an hour of tuning.
-BESIDE = ("alerts", "peers")
+BESIDE = tuple(bench.name for bench in ONLY_BY_NAME)
 REMOVED = ("batching", "cache", "load-mixed")  # their mechanisms are gone; the results say why
 FASTER = "faster"  # of another machine: an extract of its results
 FULL = "full"  # of `reco run` and `reco run --full`, one after the other: an extract of their evaluations
@@ -89,10 +88,9 @@ def provenance() -> str:
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
-        f"`make figures` measures all results one after the other, except {' and '.join(map(code, BESIDE))}, "
-        "which\n"
-        "take too long, and the results of removed mechanisms. Each comes from a command of `reco bench` or\n"
-        "`reco drill`.\n\n"
+        "`make figures` measures all results one after the other, except those of removed mechanisms and two\n"
+        f"that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command of\n"
+        "`reco bench` or `reco drill`.\n\n"
     )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)
 

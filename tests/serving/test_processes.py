@@ -99,7 +99,9 @@ def test_the_metrics_folder_is_removed_at_the_end_and_that_of_a_killed_parent_by
 
 
 @pytest.mark.slow
-def test_an_unread_log_line_blocks_no_process() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_unread_log_line_blocks_no_process(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     script = "from serving.processes import say\nsay({'event': 'bundle', 'long': 'x' * 500_000})\n"
     script += "say({'event': 'x'})\n"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as deaf:

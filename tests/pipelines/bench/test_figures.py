@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench import figures
-from pipelines.bench.figures import PLAN, FiguresIncomplete, measure_figures, plan_table
+from pipelines.bench.figures import ONLY_BY_NAME, PLAN, FiguresIncomplete, measure_figures, plan_table
 from pipelines.cli.shell import main
 from pipelines.drills.canary import CASES
 from serving.errors import NoChampion
@@ -29,7 +29,7 @@ def test_the_plan_measures_every_goal_of_the_load_report() -> None:
     assert "--endurance" in load.command.split()
 
 
-@pytest.mark.parametrize("bench", PLAN, ids=lambda bench: bench.name)
+@pytest.mark.parametrize("bench", [*PLAN, *ONLY_BY_NAME], ids=lambda bench: bench.name)
 @pytest.mark.parametrize("is_short", [False, True], ids=["full", "short"])
 def test_each_command_of_the_plan_exists(bench: figures.PublishedBench, is_short: bool) -> None:
     words = f"{bench.command} {bench.short if is_short else ''} --out somewhere".split()
@@ -39,6 +39,12 @@ def test_each_command_of_the_plan_exists(bench: figures.PublishedBench, is_short
             with command.make_context(name, rest, parent=top) as group:
                 name, command, rest = command.resolve_command(group, rest)
         assert command.make_context(name, rest, parent=top).params["out"] == Path("somewhere")
+
+
+def test_the_list_tells_what_is_measured_only_by_name(champion: Path, tmp_path: Path) -> None:
+    rows = plan_table(champion, tmp_path).splitlines()[1:]
+    assert sum("to do" in row for row in rows) == len(PLAN)
+    assert [row.split()[0] for row in rows if "only by name" in row] == ["peers", "alerts"]
 
 
 def test_the_short_release_drill_is_one_of_its_cases() -> None:

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from serving.observe.stderr_log import (
     OncePerSecond,
     log_to,
     traceback_without_messages,
+    write_whole,
 )
 from serving.schemas import TRACEPARENT, read_call
 from serving.stores.circuit_breaker import FAILURES, CircuitBreaker
@@ -65,12 +67,34 @@ def test_logging_to_a_closed_pipe_raises_nothing() -> None:
     assert dropped() - before == 2
 
 
+def test_a_stream_that_takes_a_part_gets_the_rest_and_a_full_one_is_an_error() -> None:
+    taken, taking = bytearray(), iter([3, 1, None])
+
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> Any:
+            count = next(taking)
+            taken.extend(data[: count or 0])
+            return count
+
+    with pytest.raises(BlockingIOError):
+        write_whole(Slow(), b"123456")
+    assert taken == b"1234"
+
+
 @pytest.mark.slow
-def test_a_process_ends_though_its_stderr_is_not_read() -> None:
-    begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to\nlog_to(sys.stderr.buffer)\n"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_process_ends_though_its_stderr_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to, unbuffered\n"
+    begin += "log_to(unbuffered(sys.stderr))\n"
     many = "logging.warning('x' * 4_096)\n" * (2 * stderr_log.QUEUE_LINES)  # each is raised in another place
     with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as process:
-        assert process.wait(60) == 0
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     command = [sys.executable, "-c", begin + "logging.warning('bye')"]
     line = json.loads(subprocess.run(command, capture_output=True, check=True).stderr)
     del line["timestamp"]
