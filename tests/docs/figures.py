@@ -88,8 +88,8 @@ def provenance() -> str:
             "Compare only figures of the same commit, bundle and machine.\n"
         )
     text += (
-        "`make figures` measures all results one after the other, except those of removed mechanisms and two\n"
-        f"that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command of\n"
+        "`make figures` measures all results one after the other, except those of removed mechanisms and\n"
+        f"two that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command of\n"
         "`reco bench` or `reco drill`.\n\n"
     )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)
