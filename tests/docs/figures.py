@@ -89,8 +89,8 @@ def provenance() -> str:
         )
     text += (
         "`make figures` measures all results one after the other, except those of removed mechanisms and\n"
-        f"two that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command of\n"
-        "`reco bench` or `reco drill`.\n\n"
+        f"two that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command\n"
+        "of `reco bench` or `reco drill`.\n\n"
     )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)
 
