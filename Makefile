@@ -11,9 +11,9 @@ READY := $(VENV)/.ready
 DEMO_HOME := .reco/demo
 FIGURES := .reco/figures
 # Workers of the test run on two cores: many tests wait. Seven need 10.5 GiB of memory, five 9, four 8.
-WORKERS ?= $(shell { cat /sys/fs/cgroup/memory.max 2> /dev/null || true; \
-    sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1000/p' /proc/meminfo; } | sort -g | \
-    awk '/^[0-9]/ { print ($$1 < 10e9 ? 4 : $$1 < 13e9 ? 5 : 7); exit }')
+MEMORY := /sys/fs/cgroup/memory.max /proc/meminfo
+WORKERS ?= $(shell sed -n '/^[0-9]*$$/p; s/^MemAvailable: *\([0-9]*\) kB/\1000/p' $(MEMORY) 2> /dev/null | sort -g | \
+    awk '{ n = $$1 < 10e9 ? 4 : $$1 < 13e9 ? 5 : 7; exit } END { print n ? n : 4 }')
 
 .PHONY: help setup run test check lint docs figures fuzz storm serve demo lock infra image sbom clean
 

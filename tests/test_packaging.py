@@ -9,7 +9,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
@@ -137,16 +136,29 @@ def test_ci_gives_the_tests_more_time_than_they_take() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_test_workers_follows_free_memory() -> None:
-    """Also where no file names the container's limit."""
-    rule = ["make", "-s", "--eval", "workers: ; @echo $(WORKERS)", "workers"]
+@pytest.mark.parametrize(
+    ("limit", "available_kb", "workers"),
+    [
+        ("max", 24_000_000, 7),
+        (None, 12_000_000, 5),
+        ("9000000000", 24_000_000, 4),
+        ("24000000000", 9_000_000, 4),
+        (None, None, 4),
+    ],
+)
+def test_the_number_of_test_workers_follows_free_memory(
+    tmp_path: Path, limit: str | None, available_kb: int | None, workers: int
+) -> None:
+    """The smaller one counts: the limit of a container, or the free memory of the machine."""
+    if limit:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+    if available_kb:
+        (tmp_path / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:   {available_kb} kB\n")
+    files = f"MEMORY={tmp_path}/memory.max {tmp_path}/meminfo"
+    rule = ["make", "-s", "--eval", "workers: ; @echo $(WORKERS)", files, "workers"]
     plain = {"PATH": os.environ["PATH"]}
-    chosen = int(subprocess.run(rule, cwd=ROOT, env=plain, stdout=subprocess.PIPE, check=True).stdout)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    limits = [limit.read_text()] if limit.exists() else []
-    free = min([psutil.virtual_memory().available, *(int(text) for text in limits if text[0].isdigit())])
-    near = range(int(free - 1e9), int(free + 1e9), 10**8)  # other tests run
-    assert chosen in {4 if left < 10e9 else 5 if left < 13e9 else 7 for left in near}
+    said = subprocess.run(rule, cwd=ROOT, env=plain, stdout=subprocess.PIPE, check=True).stdout
+    assert int(said) == workers
 
 
 @pytest.mark.slow

@@ -48,10 +48,10 @@ PLAN = (
     PublishedBench("release", 11, "drill release", "slow"),
     PublishedBench("load", 15, "bench load --endurance", "--quick"),
 )
-# Hours of tuning, and of waiting for pages: measured only if they are named.
+# An hour of tuning, and two of waiting for pages: measured only if they are named. They have no short form.
 ONLY_BY_NAME = (
     PublishedBench("peers", 60, "bench peers", ""),
-    PublishedBench("alerts", 104, "drill all --with-alerts", "--short"),
+    PublishedBench("alerts", 104, "drill all --with-alerts", ""),
 )
 
 
@@ -79,12 +79,15 @@ def measure_figures(home: Path, out: Path, names: Sequence[str] = (), short: boo
         short: prove in seconds that each bench works.
 
     Raises:
-        ValueError: there is no result of a name.
+        ValueError: there is no result of a name, or no short form of it.
         FiguresIncomplete: files differ from the commit, or a bench failed.
     """
     existing = [bench.name for bench in (*PLAN, *ONLY_BY_NAME)]
     if unknown := sorted(set(names) - set(existing)):
         raise ValueError(f"no result {unknown[0]!r}: choose among {', '.join(existing)}")
+    wanted = [bench for bench in (*PLAN, *ONLY_BY_NAME) if bench.name in names] or PLAN
+    if short and (long := [bench.name for bench in wanted if bench in ONLY_BY_NAME]):
+        raise ValueError(f"{long[0]!r} has no short form: leave out --short")
     out = out / "short" if short else out
     read_champion(home)
     at = commit()
@@ -93,7 +96,6 @@ def measure_figures(home: Path, out: Path, names: Sequence[str] = (), short: boo
             f"files differ from commit {at[:-1]}: commit them, so that the figures can be repeated"
         )
     measured, left = [], []
-    wanted = [bench for bench in (*PLAN, *ONLY_BY_NAME) if bench.name in names] or PLAN
     for bench in wanted:
         if is_measured(home, out, bench):
             continue

@@ -15,6 +15,7 @@ import json
 import logging
 import queue
 import re
+import select
 import threading
 import traceback
 import warnings
@@ -102,15 +103,18 @@ def unbuffered(stream: TextIO) -> BinaryIO:
 def write_whole(stream: BinaryIO, lines: bytes) -> None:
     """Write lines in one piece of their own, which a pipe keeps whole up to PIPE_BUF bytes.
 
+    Args:
+        stream: without a buffer. If it does not block, this waits until it takes more.
+        lines: whole ones.
+
     Raises:
-        OSError: the stream is closed, or does not block and is full.
+        OSError: the stream is closed.
     """
     with _WRITING:  # else the lines of two threads might leave as one longer piece
         while lines:
-            written = stream.write(lines)
-            if written is None:
-                raise BlockingIOError("the stream is full")
-            lines = lines[written:]
+            if not (written := stream.write(lines)):
+                select.select([], [stream], [])
+            lines = lines[written or 0 :]
 
 
 class BackgroundHandler(logging.Handler):

@@ -79,7 +79,7 @@ def provenance() -> str:
     old = older_results()
     together = [name for name in PUBLISHED if name not in old]
     text = (
-        f"The newest results of `make figures` are of commit {measured(together[0])['commit']}: "
+        f"The newest results are of commit {measured(together[0])['commit']}: "
         f"{', '.join(map(code, together))}.\n"
     )
     if old:
@@ -89,7 +89,7 @@ def provenance() -> str:
         )
     text += (
         "`make figures` measures all results one after the other, except those of removed mechanisms and\n"
-        f"two that take hours: `reco figures {' '.join(BESIDE)}` measures them. Each comes from a command\n"
+        f"the longest: `reco figures {' '.join(BESIDE)}` measures these. Each comes from a command\n"
         "of `reco bench` or `reco drill`.\n\n"
     )
     return text + table(("result", "commit", "bundle", "machine", "date"), rows)

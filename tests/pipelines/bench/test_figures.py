@@ -60,6 +60,8 @@ def test_changed_files_and_unknown_names_are_refused(
         measure_figures(champion, tmp_path)
     with pytest.raises(ValueError, match="no result 'speed': choose among quality, "):
         measure_figures(champion, tmp_path, ["speed"], short=True)
+    with pytest.raises(ValueError, match="'alerts' has no short form: leave out --short"):
+        measure_figures(champion, tmp_path, ["quality", "alerts"], short=True)
 
 
 @pytest.mark.slow
