@@ -32,7 +32,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from feature_repo.errors import RecoError
 from serving.metrics import FOLDER, REQUEST_LOG_DROPPED, parent_of, registry_of, shown
-from serving.observe.stderr_log import head, unbuffered, write_whole
+from serving.observe.stderr_log import head, write_whole
 from serving.settings import Settings
 
 FIRST_PAUSE_S = 0.5  # before a child is started that died twice without an answer between
@@ -276,7 +276,7 @@ def write_line(text: str) -> None:
 
     def write() -> None:
         try:
-            write_whole(unbuffered(sys.stderr), text.encode(errors="backslashreplace") + b"\n")
+            write_whole(sys.stderr.buffer, text.encode(errors="backslashreplace") + b"\n")
         except (OSError, ValueError):  # a closed pipe; the endpoint answers all the same
             REQUEST_LOG_DROPPED.inc()
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from feature_repo.errors import CONFLICT, RecoError
 from serving.fork_server import fork_on_request
 from serving.metrics import REQUEST_LOG_DROPPED, drop_own_files, shown
-from serving.observe.stderr_log import log_to, unbuffered
+from serving.observe.stderr_log import log_to
 from serving.processes import Processes, say, write_line
 from serving.release.champion import read_champion
 from serving.settings import SettingInvalid, Settings, unknown_variables, variable, without_effect
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None, wire: Wire | None = None) -> in
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if given.forks is not None:
         return _fork_children(given.forks, given.home)
-    log_to(unbuffered(sys.stderr))
+    log_to(sys.stderr.buffer)
     if names := unknown_variables():  # in one line: the log shows one a second from each place
         _log.warning("%s", without_effect(names))
 
@@ -221,7 +221,7 @@ def _fork_children(requests_file: int, home: Path | None) -> int:
 def _be_a_child(bundle: Path, control: socket.socket, http_socket: socket.socket, home: Path | None) -> int:
     """Answer on the parent's socket and report events to it; end with it, as by SIGTERM."""
     REQUEST_LOG_DROPPED.inc(0)  # its files of counters exist from now on: its death will be counted
-    log_to(unbuffered(sys.stderr))
+    log_to(sys.stderr.buffer)
     with control, http_socket:
 
         def tell(event: dict[str, Any]) -> None:

@@ -30,7 +30,6 @@ from serving.checkout.remote_ranker import RemoteRanker
 from serving.errors import FactsUnavailable, RulesUnread
 from serving.metrics import BUNDLE, BUNDLE_CUT_AT, FACTS_READ_AT
 from serving.observe.request_log import RequestLog
-from serving.observe.stderr_log import unbuffered
 from serving.prediction_log import PredictionLog, RecordSink
 from serving.processes import memory_mb
 from serving.release.bundle import Bundle
@@ -300,7 +299,7 @@ def _show(recommender: Recommender) -> None:
 def _observers(settings: Settings, cleanup: contextlib.ExitStack) -> list[Observer]:
     observers: list[Observer] = [count]
     if settings.request_log:
-        request_log = RequestLog(unbuffered(sys.stderr), settings.request_log_key)
+        request_log = RequestLog(sys.stderr.buffer, settings.request_log_key)
         cleanup.callback(request_log.close)
         observers.append(request_log.observe)
     if settings.trace_url or names_collector():

@@ -82,12 +82,7 @@ def measure_figures(home: Path, out: Path, names: Sequence[str] = (), short: boo
         ValueError: there is no result of a name, or no short form of it.
         FiguresIncomplete: files differ from the commit, or a bench failed.
     """
-    existing = [bench.name for bench in (*PLAN, *ONLY_BY_NAME)]
-    if unknown := sorted(set(names) - set(existing)):
-        raise ValueError(f"no result {unknown[0]!r}: choose among {', '.join(existing)}")
-    wanted = [bench for bench in (*PLAN, *ONLY_BY_NAME) if bench.name in names] or PLAN
-    if short and (long := [bench.name for bench in wanted if bench in ONLY_BY_NAME]):
-        raise ValueError(f"{long[0]!r} has no short form: leave out --short")
+    wanted = _chosen(names, short)
     out = out / "short" if short else out
     read_champion(home)
     at = commit()
@@ -109,6 +104,16 @@ def measure_figures(home: Path, out: Path, names: Sequence[str] = (), short: boo
     if left:
         raise FiguresIncomplete(f"not measured: {'; '.join(left)}. The same command goes on from here")
     return measured
+
+
+def _chosen(names: Sequence[str], short: bool) -> Sequence[PublishedBench]:
+    existing = {bench.name: bench for bench in (*PLAN, *ONLY_BY_NAME)}
+    if unknown := sorted(set(names) - existing.keys()):
+        raise ValueError(f"no result {unknown[0]!r}: choose among {', '.join(existing)}")
+    wanted = [bench for name, bench in existing.items() if name in names] or PLAN
+    if short and (long := [bench.name for bench in wanted if bench in ONLY_BY_NAME]):
+        raise ValueError(f"{long[0]!r} has no short form: leave out --short")
+    return wanted
 
 
 def _end_of(command: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ import threading
 import traceback
 import warnings
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from serving.errors import RecommendError
 from serving.metrics import REQUEST_LOG_DROPPED
@@ -94,26 +94,24 @@ def traceback_without_messages(error: BaseException) -> str:
     return "\nwhich came after:\n".join(parts)
 
 
-def unbuffered(stream: TextIO) -> BinaryIO:
-    """Return a stream without its buffer, for which an ending process would wait if nothing reads it."""
-    raw: BinaryIO = getattr(stream.buffer, "raw", stream.buffer)
-    return raw
-
-
 def write_whole(stream: BinaryIO, lines: bytes) -> None:
     """Write lines in one piece of their own, which a pipe keeps whole up to PIPE_BUF bytes.
 
+    They go past the stream's buffer, for which a process that ends would wait if nothing reads the stream.
+
     Args:
-        stream: without a buffer. If it does not block, this waits until it takes more.
+        stream: if it does not block, this waits until it takes more.
         lines: whole ones.
 
     Raises:
         OSError: the stream is closed.
+        ValueError: the same.
     """
+    raw: BinaryIO = getattr(stream, "raw", stream)
     with _WRITING:  # else the lines of two threads might leave as one longer piece
         while lines:
-            if not (written := stream.write(lines)):
-                select.select([], [stream], [])
+            if not (written := raw.write(lines)):
+                select.select([], [raw], [])
             lines = lines[written or 0 :]
 
 

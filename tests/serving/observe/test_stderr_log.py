@@ -83,8 +83,7 @@ def test_a_process_ends_though_its_stderr_is_not_read(
     monkeypatch: pytest.MonkeyPatch, unbuffered: str
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to, unbuffered\n"
-    begin += "log_to(unbuffered(sys.stderr))\n"
+    begin = "import logging, sys\nfrom serving.observe.stderr_log import log_to\nlog_to(sys.stderr.buffer)\n"
     many = "logging.warning('x' * 4_096)\n" * (2 * stderr_log.QUEUE_LINES)  # each is raised in another place
     with subprocess.Popen([sys.executable, "-c", begin + many], stderr=subprocess.PIPE) as process:
         try:
